@@ -1,0 +1,126 @@
+"""Controller half of sglang_wait: runs the module in slices and shows on the terminal where each host's load stands."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import ansible.module_utils as _module_utils
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils")
+if _PACKAGE not in _module_utils.__path__:
+    _module_utils.__path__.append(_PACKAGE)
+
+from ansible.module_utils.dflash_fleet import phases
+
+display = Display()
+
+# Asked when the plugin is loaded, which the main process does: workers have lost the terminal.
+ON_TERMINAL = bool(sys.stdout and sys.stdout.isatty())
+
+SLICE = 10.0  # s between lines of a host while nothing changes
+QUIET_SLICE = 60.0  # s; with nothing to show, slices only keep a lost host from going unnoticed
+AWAY = 180.0  # s a host may be out of reach (a reboot) before the wait gives up on it
+AWAY_PAUSE = 5.0  # s between attempts to reach it
+
+
+class ActionModule(ActionBase):
+    """Wait in slices; the result is the module's own."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        task_vars = task_vars or {}
+        self._supports_async = True
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        del tmp
+        host = str(task_vars.get("inventory_hostname") or "")
+        args = {"label": host, **self._task.args}
+        # One plain run where there is nothing to slice: once, check mode, in the background, or sliced by the caller.
+        if (
+            args.get("poll") == "once"
+            or self._task.check_mode
+            or self._task.async_val
+            or args.get("slice")
+            or args.get("resume")
+        ):
+            result.update(
+                self._execute_module(module_args=args, task_vars=task_vars, wrap_async=bool(self._task.async_val))
+            )
+            return result
+        shown = self._wanted(task_vars)
+        width = max([len(name) for name in task_vars.get("ansible_play_hosts_all") or [host]] + [len(host)])
+        resume: dict[str, Any] | None = None
+        away_since: float | None = None
+        printed: tuple[Any, float] = (None, 0.0)
+        while True:
+            step = {**args, "slice": SLICE if shown else QUIET_SLICE, "resume": resume or {"phase": "launch"}}
+            failure: AnsibleConnectionFailure | None = None
+            answer: dict[str, Any] = {}
+            try:
+                answer = self._execute_module(module_args=step, task_vars=task_vars)
+            except AnsibleConnectionFailure as error:
+                failure = error
+            if failure is not None or answer.get("unreachable"):
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if now - away_since >= AWAY:
+                    if failure is not None:
+                        raise failure
+                    result.update(answer)
+                    return result
+                if shown and printed[0] != "away":
+                    self._show(f"{host:<{width}}  out of reach, trying again for up to {phases.clock(AWAY)}")
+                    printed = ("away", now)
+                self._drop_connection()
+                time.sleep(AWAY_PAUSE)
+                continue
+            away_since = None
+            if answer.get("finished", True):
+                if shown and answer.get("outcome"):
+                    self._show(self._last_line(host, width, answer))
+                result.update(answer)
+                return result
+            if shown and (answer["phase"] != printed[0] or time.monotonic() - printed[1] >= SLICE - 1):
+                shot = {"phase": answer["phase"], **answer["progress"]}
+                self._show(
+                    phases.progress_line(host, answer["seconds"] or 0.0, shot, answer["progress"]["remaining"], width)
+                )
+                printed = (answer["phase"], time.monotonic())
+            resume = answer["resume"]
+
+    def _wanted(self, task_vars: dict[str, Any]) -> bool:
+        mode = str(self._templar.template(task_vars.get("sglang_wait_progress", "auto")))
+        if mode not in ("auto", "always", "never"):
+            display.warning(f"sglang_wait_progress is auto, always or never, not {mode}: taken as auto")
+        return mode == "always" or (mode != "never" and ON_TERMINAL)
+
+    @staticmethod
+    def _show(line: str) -> None:
+        display.display(line)
+
+    @staticmethod
+    def _last_line(host: str, width: int, answer: dict[str, Any]) -> str:
+        took = phases.clock(answer.get("seconds") or 0.0)
+        outcome = answer["outcome"]
+        if outcome == "ready":
+            smoke = answer.get("smoke") or {}
+            accept = smoke.get("accept_length")
+            text = "ready" + (f", accept length {accept:.2f}" if isinstance(accept, (int, float)) else "")
+        elif outcome in ("crashed", "hung", "timeout"):
+            text = f"{outcome} in {answer.get('phase')}"
+        else:
+            text = str(outcome).replace("_", " ")
+        return f"{host:<{width}}  {took:>4}  {text}"
+
+    def _drop_connection(self) -> None:
+        """A kept SSH master of a host that has rebooted answers nothing: open a new one."""
+        try:
+            self._connection.reset()
+        except (AnsibleConnectionFailure, AttributeError, OSError):
+            return  # nothing was kept, or there is nothing to reach yet

@@ -1,0 +1,232 @@
+"""Filters of the role `sglang`: from the inventory's variables to requests, to configurations, and to text.
+
+Thin: the work is done by the package `dflash_fleet` in module_utils, which the hosts use too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ansible.module_utils
+from ansible.errors import AnsibleFilterError
+
+# A controller-side plugin does not get the project's module_utils the way modules do.
+_MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
+if _MODULE_UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(_MODULE_UTILS)
+
+from ansible.module_utils.dflash_fleet import plan, profiles, remedies
+
+#: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
+PER_INSTANCE = (
+    "profile",
+    "drafter",
+    "cuda_graph",
+    "known_issues",
+    "host",
+    "port",
+    "model",
+    "model_revision",
+    "drafter_model",
+    "drafter_revision",
+    "block_size",
+    "served_model_name",
+    "mem_fraction_static",
+    "context_length",
+    "max_running_requests",
+    "trust_remote_code",
+    "reasoning_parser",
+    "tool_call_parser",
+    "attention_backend",
+    "enable_metrics",
+    "extra_args",
+    "environment",
+)
+PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "measured_profile", "root")
+
+#: How an instance spells a key, where it differs from the request's.
+_INSTANCE_KEYS = {"drafter_block_size": "block_size", "name": "instance"}
+
+
+def _native(value: Any) -> Any:
+    """Plain dicts, lists and strings: no lazy or tagged types of Ansible's reach the result."""
+    if isinstance(value, Mapping):
+        return {str(key): _native(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_native(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _api_key_error(key: Any) -> str:
+    """What is wrong with a key, without saying what it is."""
+    if not isinstance(key, str):
+        return "is not text; write it in quotes, in a vault"
+    if key.startswith("-"):
+        return "starts with a dash, which SGLang takes for an option; write a key that starts with a letter or digit"
+    if not re.fullmatch(r"[\x21-\x7e]+", key):
+        return "holds blanks or characters that an HTTP header cannot carry; write letters, digits and -_.~+/= only"
+    return ""
+
+
+def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = None) -> list[dict[str, Any]]:
+    """One request per instance from a mapping of the product's variables (`sglang_*`).
+
+    With no `sglang_instances` the scalars describe the instance `main`. An instance's own keys replace the scalars;
+    its `extra_args` and `environment` are laid over them. The API key itself never gets into a request.
+    """
+    given = _native(variables)
+    key = given.pop("sglang_api_key", "") or ""
+    base: dict[str, Any] = {
+        name: given[profiles.variable_of(name)]
+        for name in PER_INSTANCE + PER_HOST
+        if profiles.variable_of(name) in given
+    }
+    base["api_key_set"] = bool(key) if api_key_set is None else bool(api_key_set)
+    base["api_key_error"] = _api_key_error(key) if key else ""
+    base["errors"] = _fallback_errors(given.get("sglang_fallbacks") or [])
+    instances = given.get("sglang_instances") or [{}]
+    if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
+        wrong = "sglang_instances is not a list of mappings; write - {name: a, profile: ..., port: ...}"
+        return [{**base, "instance": "main", "errors": [*base["errors"], ("sglang_instances", wrong)]}]
+    return [_instance(base, item) for item in instances]
+
+
+def _fallback_errors(names: Any) -> list[tuple[str, str]]:
+    """Fallbacks that the ladder could never take."""
+    if not isinstance(names, list):
+        return [("sglang_fallbacks", "sglang_fallbacks is not a list; write e.g. [disable_cuda_graph]")]
+    known = remedies.ids()
+    return [
+        (
+            "sglang_fallbacks",
+            f"sglang_fallbacks: {name!r} is no remedy that can be taken without a person"
+            f"{profiles.suggestion(str(name), known)}; write some of {', '.join(known)}",
+        )
+        for name in remedies.check_ids([str(name) for name in names])
+    ]
+
+
+def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {**base, "instance": "main", "gpus": [], "errors": list(base["errors"])}
+    for spelled, value in item.items():
+        name = _INSTANCE_KEYS.get(spelled, spelled)
+        known = {*PER_INSTANCE, "instance", "gpus"}
+        if name not in known or (spelled == name and name in _INSTANCE_KEYS.values()):
+            hint = profiles.suggestion(spelled, {*known, *_INSTANCE_KEYS} - set(_INSTANCE_KEYS.values()))
+            wrong = f"sglang_instances: an instance has the unknown key {spelled!r}{hint}"
+            request["errors"].append(("sglang_instances", wrong))
+            continue
+        if name in ("extra_args", "environment") and isinstance(value, dict):
+            value = {**(base.get(name) or {}), **value}
+        request[name] = value
+    return request
+
+
+def sglang_validate(requests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every invalid value of all requests of a host as `variable: message`, what instances may not share included."""
+    found: list[str] = []
+    for request in _native(requests):
+        for variable, message in profiles.validate(request):
+            text = message if message.startswith(variable) else f"{variable}: {message}"
+            if len(requests) > 1:
+                text = f"{text} (instance {request['instance']})"
+            found.append(text)
+    found += [message for _, message in profiles.overlaps(_native(requests))]
+    return list(dict.fromkeys(found))
+
+
+def sglang_problem_text(problems: Sequence[str]) -> str:
+    """All problems as one message; its first line names the variables, for reports that show only that."""
+    named = dict.fromkeys(re.split(r"[: ]", str(problem), maxsplit=1)[0] for problem in problems)
+    first = f"Nothing was touched. To be corrected in the inventory: {', '.join(named)}"
+    return "\n".join([first, *[f"  - {problem}" for problem in problems]])
+
+
+def sglang_resolve(request: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The engine's configuration for one request; `overrides` are a recorded fallback's variables, applied last."""
+    wanted = _native(request)
+    if overrides:
+        wanted["overrides"] = {**wanted.get("overrides", {}), **_native(overrides)}
+    try:
+        return profiles.resolve(wanted)
+    except profiles.ConfigError as error:
+        raise AnsibleFilterError(error.message) from error
+
+
+def sglang_resolve_all(
+    requests: Sequence[Mapping[str, Any]], overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The configurations of a host's requests; `overrides` are recorded fallbacks by instance."""
+    return [sglang_resolve(request, (overrides or {}).get(request["instance"])) for request in requests]
+
+
+def sglang_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Any]) -> str:
+    """Rows as an aligned text table; a column is a key, or [key, title]."""
+    return plan.table(_native(rows), _native(columns))
+
+
+def sglang_duration(seconds: Any) -> str:
+    """Seconds as `3:30` or `1:02:03`; `-` for nothing."""
+    return plan.duration(seconds)
+
+
+def sglang_plan(hosts: Mapping[str, Mapping[str, Any]]) -> str:
+    """The plan of many hosts as text, equal hosts in one block. `hosts`: {name: {resolved, problems, asked, state}}."""
+    return plan.render(_native(hosts))
+
+
+def _why(answer: Mapping[str, Any]) -> str:
+    """Why a host has said nothing, in a few words."""
+    if answer.get("unreachable"):
+        return "does not answer"
+    return "" if answer.get("skipped") else " ".join(str(answer.get("msg") or "").split())[:160]
+
+
+def sglang_plan_hosts(
+    names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What `sglang_plan` needs of each host: its variables over the role's defaults, and what it said of itself.
+
+    One call for all hosts: a task of its own per host costs 0.1 s each, which a plan of 500 hosts would feel.
+    """
+    hosts = {}
+    for name in names:
+        facts = hostvars[name]
+        answer = facts.get("sglang_plan_state") or {}
+        state = answer.get("state") or {}
+        requests = sglang_requests({key: facts.get(key, default) for key, default in defaults.items()})
+        problems = sglang_validate(requests)
+        hosts[str(name)] = {
+            "resolved": [] if problems else sglang_resolve_all(requests),
+            "problems": problems,
+            "asked": bool(state),
+            "why": _why(answer),
+            "state": state.get("instances") or {},
+        }
+    return hosts
+
+
+def sglang_plan_problems(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Hosts that cannot be deployed as the inventory stands."""
+    return [name for name, host in hosts.items() if host["problems"]]
+
+
+class FilterModule:
+    """What Ansible loads."""
+
+    def filters(self) -> dict[str, Any]:
+        return {
+            "sglang_requests": sglang_requests,
+            "sglang_validate": sglang_validate,
+            "sglang_problem_text": sglang_problem_text,
+            "sglang_resolve": sglang_resolve,
+            "sglang_resolve_all": sglang_resolve_all,
+            "sglang_table": sglang_table,
+            "sglang_duration": sglang_duration,
+            "sglang_plan": sglang_plan,
+            "sglang_plan_hosts": sglang_plan_hosts,
+            "sglang_plan_problems": sglang_plan_problems,
+        }

@@ -1,0 +1,36 @@
+"""Filters of playbooks/status.yml and playbooks/preflight.yml: names for pure functions, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ansible.module_utils
+
+# A controller-side plugin does not get the project's module_utils the way modules do.
+_MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
+if _MODULE_UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(_MODULE_UTILS)
+
+from ansible.module_utils.dflash_fleet import preflight, status
+
+
+def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
+    """{host: its value of a variable, or {}}, in the order of `hosts`."""
+    return {str(host): hostvars[host].get(variable, {}) for host in hosts}
+
+
+class FilterModule:
+    """What Ansible loads."""
+
+    def filters(self) -> dict[str, Any]:
+        """Name to function."""
+        return {
+            "sglang_of_hosts": of_hosts,
+            "sglang_status": status.document,
+            "sglang_status_text": status.text,
+            "sglang_preflight": preflight.fleet_report,
+            "sglang_preflight_markdown": preflight.fleet_markdown,
+            "sglang_preflight_text": preflight.fleet_text,
+        }

@@ -1,0 +1,62 @@
+"""Filters of role sglang_service: names for the ladder's pure functions, nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ansible.module_utils as _module_utils
+
+_OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_utils"))
+if _OURS not in _module_utils.__path__:
+    _module_utils.__path__.append(_OURS)
+
+from ansible.module_utils.dflash_fleet import diagnosis, ladder, profiles
+
+
+def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> list[str]:
+    """Units of the same instance under every other profile it may run: one at a time holds the GPUs."""
+    names = set(profiles.known_profiles({"profiles": own_profiles})) | {resolved["profile"]}
+    units = {f"sglang-{resolved['instance']}-{name}.service" for name in names}
+    return sorted(units - {resolved["unit"]})
+
+
+def headline(
+    attempts: list[dict[str, Any]], host: str, report: str = "", rung: dict[str, Any] | None = None
+) -> list[str]:
+    """The person's text about the last attempt, line by line."""
+    last = attempts[-1]
+    if last["crash"]:
+        lines = diagnosis.headline(last["crash"], host=host, seconds=last["seconds"]).splitlines()
+    else:
+        lines = [f"{host}: {last['unit']} is not ready: {last['message'] or last['outcome']}"]
+    if report:
+        lines.append(f"  report    {report}")
+    if rung:
+        step = f"rung {rung['number']} of {rung['of']}"
+        lines.append(f"  now       {step}: {ladder.settings(rung['set'])} ({rung['cost']})")
+    return lines
+
+
+class FilterModule:
+    """Ansible's way to find filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """Name to function."""
+        return {
+            "sglang_attempt": ladder.attempt,
+            "sglang_baseline": ladder.baseline,
+            "sglang_can_roll_back": ladder.can_roll_back,
+            "sglang_degraded_text": ladder.degraded_text,
+            "sglang_gate_record": ladder.gate_record,
+            "sglang_headline": headline,
+            "sglang_in_effect": ladder.in_effect,
+            "sglang_next_rung": ladder.next_rung,
+            "sglang_release_record": ladder.release_record,
+            "sglang_remembered_rung": ladder.remembered_rung,
+            "sglang_rung_record": ladder.rung_record,
+            "sglang_sibling_units": sibling_units,
+            "sglang_summary": ladder.summary,
+            "sglang_summary_unchanged": ladder.summary_unchanged,
+            "sglang_unit_quote": ladder.unit_quote,
+        }

@@ -1,0 +1,418 @@
+#!/usr/bin/python
+# Copyright: dflash-fleet contributors
+# Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
+"""Switch an instance to a release, and record the one that serves."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_release
+short_description: Switch an SGLang instance to a release, or record the one that serves
+version_added: "0.1.0"
+description:
+  - A release is a directory C(releases/<id>/) below the instance's directory, holding the systemd unit and
+    C(release.json). Its id is the hash of both, so the same wish has the same id and is not written twice.
+  - With I(state=current) the release is staged, its unit is checked with C(systemd-analyze verify), other units of
+    the instance are stopped and removed (each stays in its own release), C(current) is moved to it with one rename,
+    the unit is copied to C(/etc/systemd/system), and the start is queued without waiting for the load
+    (C(--no-block)).
+  - With I(state=good) the release that just passed its gate is recorded as the last good one, its unit is enabled for
+    boot, and a fallback in effect is remembered together with what it was needed for.
+  - With I(state=failed) a start that did not pass is added to the history of starts; nothing else changes.
+options:
+  root:
+    description: Directory of environments, models and instances.
+    type: path
+    default: /var/lib/sglang
+  instance:
+    description: Name of the instance.
+    type: str
+    required: true
+  unit:
+    description: Name of its systemd unit for this release.
+    type: str
+    required: true
+  unit_text:
+    description: Whole text of the unit. With O(release), the new release.
+    type: str
+  release:
+    description: What C(release.json) holds (environment, revisions, profile, address).
+    type: dict
+  release_id:
+    description: Switch to this existing release instead of a new one.
+    type: str
+  state:
+    description: Switch to the release, record it as good, or record that its start failed.
+    type: str
+    choices: [current, good, failed]
+    default: current
+  gate:
+    description: With I(state=good) and I(state=failed), what the gate found.
+    type: dict
+  rung:
+    description: With I(state=good), the fallback in effect, as C(rungs.json) keeps it.
+    type: dict
+  group:
+    description: Group that may read the instance's directory.
+    type: str
+    default: sglang
+  keep:
+    description: Releases kept, the current and the last good one among them.
+    type: int
+    default: 5
+attributes:
+  check_mode:
+    support: full
+    description: Predicts the change and shows the unit's lines that would change.
+  diff_mode:
+    support: full
+  platform:
+    platforms: Linux with systemd
+author:
+  - dflash-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Switch the instance to what the inventory asks for
+  sglang_release:
+    instance: main
+    unit: sglang-main-ep8.service
+    unit_text: "{{ lookup('ansible.builtin.template', 'unit.service.j2') }}"
+    release: {profile: ep8, venv: /var/lib/sglang/venvs/3f2a9c0d1b7e4a55}
+  register: switch
+
+- name: Go back to a release that is still on the host
+  sglang_release:
+    instance: main
+    unit: sglang-main-tp8.service
+    release_id: 0a1b2c3d4e5f
+"""
+
+RETURN = r"""
+id:
+  description: Id of the release.
+  type: str
+  returned: always
+  sample: 0a1b2c3d4e5f
+previous:
+  description: Id of the release that was current before.
+  type: str
+  returned: with state=current
+restarted:
+  description: Whether a start was queued (or would be, in check mode).
+  type: bool
+  returned: with state=current
+release:
+  description: What release.json holds.
+  type: dict
+  returned: always
+invocation_id:
+  description: systemd's id of the start that was queued, or of the running one.
+  type: str
+  returned: outside check mode
+ready:
+  description: What was written to ready.json.
+  type: dict
+  returned: with state=good
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.dflash_fleet import release as releases
+from ansible.module_utils.dflash_fleet import state as states
+
+# Seconds for the engine before to leave; its own limit (TimeoutStopSec=) is far below.
+START_LIMIT = 900
+PROPERTIES = ("ActiveState", "SubState", "InvocationID", "UnitFileState", "LoadState")
+
+
+class Switch:
+    """The host's side of one instance."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.name = module.params["instance"]
+        self.unit = module.params["unit"]
+        self.layout = states.Layout(module.params["root"])
+        self.current = states.read_current(self.layout, self.name)
+
+    # -- systemd
+    def systemctl(self, *arguments: str, check: bool = True) -> str:
+        """Run systemctl and return what it printed; a failure ends the module with its own words."""
+        code, out, err = self.module.run_command(["systemctl", *arguments])
+        if check and code != 0:
+            self.module.fail_json(msg=f"systemctl {' '.join(arguments)}: {(err or out).strip()}")
+        return out
+
+    def show(self, unit: str) -> dict[str, str]:
+        """The unit's properties that matter here."""
+        out = self.systemctl("show", unit, "--property=" + ",".join(PROPERTIES))
+        return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+
+    def other_units(self) -> list[str]:
+        """Installed units of this instance under another profile."""
+        known = [*states.list_instances(self.layout), self.name]
+        return sorted(
+            path.name
+            for path in self.layout.units.glob(f"sglang-{self.name}-*.service")
+            if path.name != self.unit and states.instance_of_unit(path.name, known) == self.name
+        )
+
+    # -- files
+    def make_directory(self, path: Path, mode: int) -> None:
+        """A directory that the instance's group may read."""
+        path.mkdir(parents=True, exist_ok=True)
+        self.module.set_mode_if_different(str(path), mode, False)
+        self.module.set_owner_if_different(str(path), "root", False)
+        self.module.set_group_if_different(str(path), self.module.params["group"], False)
+
+    def stage(self, unit_text: str, release: dict) -> str:
+        """Write releases/<id>/ whole or not at all; nothing is written where it exists."""
+        identity = releases.release_id(unit_text, release)
+        target = self.layout.release_dir(self.name, identity)
+        if self.layout.release_json(self.name, identity).exists():
+            return identity
+        self.make_directory(self.layout.instance(self.name), 0o750)
+        self.make_directory(self.layout.releases(self.name), 0o750)
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=self.layout.releases(self.name)) as folder:
+            built = Path(folder, identity)
+            self.make_directory(built, 0o750)
+            for name, text in ((self.unit, unit_text), ("release.json", releases.release_text(release))):
+                path = built / name
+                path.write_text(text, encoding="utf-8")
+                self.module.set_mode_if_different(str(path), 0o640, False)
+                self.module.set_group_if_different(str(path), self.module.params["group"], False)
+            self.verify(built / self.unit)
+            if target.exists():  # left without its release.json by a run that was killed
+                shutil.rmtree(target)
+            os.rename(built, target)
+        return identity
+
+    def verify(self, path: Path) -> None:
+        """Refuse a unit that systemd would not load; what runs is untouched."""
+        code, out, err = self.module.run_command(["systemd-analyze", "verify", "--man=no", str(path)])
+        if code != 0:
+            self.module.fail_json(msg=f"{self.unit} is refused by systemd-analyze verify: {(err or out).strip()}")
+
+    def point(self, link: Path, target: str) -> None:
+        """Move a symbolic link with one rename."""
+        link.parent.mkdir(parents=True, exist_ok=True)
+        temporary = link.with_name(f".{link.name}.new")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        os.replace(temporary, link)
+
+    def install_unit(self, identity: str) -> None:
+        """Copy the release's unit to where systemd reads it, replaced whole."""
+        text = self.layout.release_unit(self.name, identity, self.unit).read_text(encoding="utf-8")
+        handle, temporary = tempfile.mkstemp(prefix=".sglang-", dir=self.layout.units)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+            os.fchmod(out.fileno(), 0o644)
+        os.replace(temporary, self.layout.unit_file(self.unit))
+
+    # -- the switch
+    def installed_text(self, unit: str) -> str:
+        """The unit as installed, or nothing."""
+        try:
+            return self.layout.unit_file(unit).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def to(self, identity: str) -> None:
+        """Stop what runs, move `current`, queue the start."""
+        for other in self.other_units():
+            # Its evidence is in the journal and its text in its release; disable also drops the boot link.
+            self.systemctl("stop", other, check=False)
+            self.systemctl("disable", other, check=False)
+            self.layout.unit_file(other).unlink(missing_ok=True)
+        self.install_unit(identity)
+        self.point(self.layout.current(self.name), self.layout.current_target(identity))
+        self.point(self.layout.etc_link(self.name), str(self.layout.current(self.name)))
+        self.systemctl("daemon-reload")
+
+    def start(self) -> str:
+        """Queue a fresh start and return its invocation."""
+        before = self.show(self.unit)["InvocationID"]
+        self.systemctl("reset-failed", self.unit, check=False)
+        self.systemctl("restart", "--no-block", self.unit)
+        # systemd names the new invocation once the old engine has left, and the unit limits how long that may take.
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            now = self.show(self.unit)
+            if now["InvocationID"] not in ("", before):
+                return now["InvocationID"]
+            if now["ActiveState"] == "failed":
+                return now["InvocationID"]
+            time.sleep(0.05)
+        self.module.fail_json(
+            msg=f"{self.unit} was not started within {START_LIMIT} s: the engine before it does not leave "
+            "(systemctl list-jobs shows what is waited for)"
+        )
+
+    def prune(self, identity: str) -> None:
+        """Remove the oldest releases beyond the number kept."""
+        last_good = states.read_state(self.layout.last_good(self.name)) or {}
+        folder = self.layout.releases(self.name)
+        existing = [(name, (folder / name).stat().st_mtime) for name in states.list_dirs(folder) if name[0] != "."]
+        protected = [identity, self.current, last_good.get("release_id")]
+        for name in releases.prunable(existing, protected, self.module.params["keep"]):
+            shutil.rmtree(folder / name)
+
+
+def switch(module: AnsibleModule, host: Switch) -> None:
+    """state=current."""
+    wanted = module.params["release_id"]
+    if wanted:
+        release = states.read_state(host.layout.release_json(host.name, wanted))
+        if release is None:
+            module.fail_json(msg=f"release {wanted} of instance {host.name} is not on this host any more")
+        unit_text = host.layout.release_unit(host.name, wanted, host.unit).read_text(encoding="utf-8")
+    else:
+        release = module.params["release"]
+        unit_text = module.params["unit_text"].rstrip("\n") + "\n"
+        wanted = releases.release_id(unit_text, release)
+    before = host.show(host.unit)
+    others = host.other_units()
+    installed = host.installed_text(host.unit)
+    in_place = host.current == wanted and installed == unit_text and not others
+    runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
+    changed = not (in_place and runs)
+    shown = host.unit if installed else (others[0] if others else "")
+    result = {
+        "changed": changed,
+        "id": wanted,
+        "previous": host.current,
+        "restarted": changed,
+        "release": {"schema": 1, **release},
+    }
+    if changed:
+        result["diff"] = releases.diff(host.installed_text(shown) if shown else "", shown, unit_text, host.unit, True)
+    if module.check_mode:
+        module.exit_json(**result)
+    if changed:
+        if not module.params["release_id"]:
+            host.stage(unit_text, release)
+        host.to(wanted)
+        result["invocation_id"] = host.start()
+        host.prune(wanted)
+    else:
+        result["invocation_id"] = before["InvocationID"]
+    module.exit_json(**result)
+
+
+def add_start(host: Switch, identity: str | None, gate: dict, outcome: str) -> None:
+    """One line of starts.jsonl."""
+    host.make_directory(host.layout.state(host.name), 0o750)
+    states.append_start(
+        host.layout.starts(host.name),
+        {
+            "unit": host.unit,
+            "release_id": identity,
+            "ended_at": states.now_utc(),
+            "outcome": outcome,
+            "remedy": (gate.get("fallbacks") or [None])[-1],
+            **{name: gate.get(name) for name in ("invocation_id", "seconds", "phase", "cause", "summary")},
+        },
+    )
+
+
+def record_failure(module: AnsibleModule, host: Switch) -> None:
+    """state=failed."""
+    gate = module.params["gate"] or {}
+    if not module.check_mode:
+        add_start(host, host.current, gate, str(gate.get("outcome")))
+    module.exit_json(changed=True, id=host.current)
+
+
+def record(module: AnsibleModule, host: Switch) -> None:
+    """state=good."""
+    gate = module.params["gate"] or {}
+    identity = host.current
+    if identity is None:
+        module.fail_json(msg=f"instance {host.name} has no current release to record")
+    release = states.read_state(host.layout.release_json(host.name, identity)) or {}
+    known = states.read_state(host.layout.ready(host.name)) or {}
+    enabled = host.show(host.unit)["UnitFileState"] == "enabled"
+    same = known.get("invocation_id") == gate.get("invocation_id") and known.get("release_id") == identity
+    changed = not (same and enabled)
+    overrides = release.get("overrides") or {}
+    now = states.now_utc()
+    ready = {
+        "unit": host.unit,
+        "release_id": identity,
+        "ready_at": now,
+        "degraded": bool(overrides),
+        **gate,
+    }
+    result = {"changed": changed, "id": identity, "release": release, "ready": ready}
+    if module.check_mode or not changed:
+        module.exit_json(**result)
+    host.make_directory(host.layout.state(host.name), 0o750)
+    if not same:
+        states.write_state(host.layout.ready(host.name), ready)
+        states.write_state(
+            host.layout.last_good(host.name),
+            {"release_id": identity, "unit": host.unit, "recorded_at": now, "phases": gate.get("phases", [])},
+        )
+        add_start(host, identity, gate, "ready")
+    if module.params["rung"]:
+        rung = dict(module.params["rung"])
+        known_rungs = states.read_state(host.layout.rungs(host.name))
+        states.write_state(
+            host.layout.rungs(host.name),
+            states.record_rung(
+                known_rungs,
+                rung["key"],
+                remedy=rung["remedy"],
+                set=rung["set"],
+                cause=rung["cause"],
+                unit=host.unit,
+                seconds_to_ready=gate.get("seconds"),
+            ),
+        )
+    host.systemctl("enable", host.unit)
+    module.exit_json(**result)
+
+
+def main() -> None:
+    """Read the arguments, do the one or the other."""
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "default": "/var/lib/sglang"},
+            "instance": {"type": "str", "required": True},
+            "unit": {"type": "str", "required": True},
+            "unit_text": {"type": "str"},
+            "release": {"type": "dict"},
+            "release_id": {"type": "str"},
+            "state": {"type": "str", "choices": ["current", "good", "failed"], "default": "current"},
+            "gate": {"type": "dict"},
+            "rung": {"type": "dict"},
+            "group": {"type": "str", "default": "sglang"},
+            "keep": {"type": "int", "default": 5},
+        },
+        required_together=[("unit_text", "release")],
+        mutually_exclusive=[("release_id", "unit_text")],
+        supports_check_mode=True,
+    )
+    if module.params["state"] == "current" and not (module.params["release_id"] or module.params["unit_text"]):
+        module.fail_json(msg="state=current needs unit_text and release, or release_id")
+    try:
+        host = Switch(module)
+        if module.params["state"] == "good":
+            record(module, host)
+        elif module.params["state"] == "failed":
+            record_failure(module, host)
+        else:
+            switch(module, host)
+    except states.StateError as problem:
+        module.fail_json(msg=str(problem))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,927 @@
+"""Read journal entries of one unit: from the host's journal, a `.journal` file, or exported text.
+
+An entry is a dict with journald's own field names. Nothing here judges; it only finds the right invocation and keeps
+what a diagnosis needs, in bounded memory and time whatever the unit printed.
+
+Facts relied on (systemd 252 and later):
+* a service's lines carry `_SYSTEMD_INVOCATION_ID`, PID 1's lines about it `INVOCATION_ID` and `UNIT`, core dumps
+  `COREDUMP_UNIT`, journald's own notes `OBJECT_SYSTEMD_UNIT`, kernel lines none of these;
+* `-o json` gives null for fields of 4096 bytes and more unless `--all`, and an array of bytes for text with control characters;
+* matching on an invocation id uses the journal's hash index, so its cost does not depend on the size of the journal; `--grep` and `-u` do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import re
+import select
+import struct
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+Entry = dict[str, Any]
+
+# systemd's catalogue (systemd/sd-messages.h)
+MSG_UNIT_STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"
+MSG_UNIT_STARTED = "39f53479d3a045ac8e11786248231fbf"
+MSG_UNIT_START_FAILED = "be02cf6855d2428ba40df7e9d022f03d"
+MSG_UNIT_STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"
+MSG_UNIT_STOPPED = "9d1aaa27d60140bd96365438aad20286"
+MSG_UNIT_RESTART = "5eb03494b6584870a536b337290809b3"
+MSG_PROCESS_EXIT = "98e322203f7a4ed290d09fe03c09fe15"
+MSG_UNIT_FAILED = "d9b373ed55a64feb8242e02dbe79a49c"
+MSG_UNIT_SUCCESS = "7ad2d189f7e94e70a38c781354912448"
+MSG_UNIT_OOM = "fe6faa94e7774663a0da52717891d8ef"
+MSG_UNIT_OOMD = "d989611b15e44c9dbf31e3c81256e4ed"
+MSG_SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
+MSG_COREDUMP = "fc2e22bc6ee647b6b90729ab34a250b1"
+MSG_DROPPED = "a596d6fe7bfa4994828e72309e95d61e"
+
+ENDED_IDS = (MSG_UNIT_FAILED, MSG_UNIT_SUCCESS)
+
+# What a diagnosis reads. Asking for these alone makes journalctl emit twice as fast (measured) and keeps COREDUMP= out.
+FIELDS = (
+    "MESSAGE", "MESSAGE_ID", "PRIORITY", "SYSLOG_IDENTIFIER", "_PID", "_COMM", "_CMDLINE", "_EXE", "_TRANSPORT", "_STREAM_ID", "_LINE_BREAK",
+    "_SYSTEMD_UNIT", "_SYSTEMD_USER_UNIT", "_SYSTEMD_INVOCATION_ID", "_SYSTEMD_CGROUP", "UNIT", "USER_UNIT", "INVOCATION_ID", "USER_INVOCATION_ID",
+    "EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT", "JOB_RESULT", "JOB_TYPE", "EXECUTABLE", "N_RESTARTS", "N_DROPPED", "ERRNO", "CODE_FUNC",
+    "COREDUMP_UNIT", "COREDUMP_USER_UNIT", "COREDUMP_PID", "COREDUMP_COMM", "COREDUMP_SIGNAL", "COREDUMP_SIGNAL_NAME", "COREDUMP_CGROUP",
+    "OBJECT_SYSTEMD_UNIT", "OBJECT_SYSTEMD_INVOCATION_ID", "OBJECT_PID", "_HOSTNAME",
+)  # fmt: skip
+_KEPT = frozenset(FIELDS) | {
+    "__CURSOR",
+    "__REALTIME_TIMESTAMP",
+    "__MONOTONIC_TIMESTAMP",
+    "_BOOT_ID",
+    "__SEQNUM",
+    "_SOURCE_REALTIME_TIMESTAMP",
+}
+
+# Lines that a diagnosis may hang on: only these and their surroundings are kept from a log too long to keep whole.
+MARKER = re.compile(
+    r"Traceback|hit an exception|(?:Error|Exception)\b(?!: 0)|Fatal Python|terminate called|sigquit|SIGQUIT|SIGTERM|crashed with exit|died|[Ww]atchdog"
+    r"|Segmentation|Assertion|CUDA|NCCL (?:error|WARN)|ProcessGroupNCCL|[Oo]ut of memory|[Nn]ot enough memory|No space left|kill_process_tree|[Kk]illed"
+    r"|Initialization failed|Health check failed|error:|usage:|Xid|Memory access fault|backtrace|Caught signal|SIGSEGV|SIGABRT|F\d{4} |length of new_indices"
+    r"|server_args=|fired up and ready|Load weight|KV Cache|Capture|Init (?:torch|parallel)|Uvicorn running|host memory for hierarchical|stack smashing|free\(\):|malloc"
+)
+
+HEAD_ENTRIES = 400  # the start of an invocation: arguments, phases
+TAIL_ENTRIES = 6000
+TAIL_BYTES = 12 << 20
+QUIET_ENTRIES = 200  # so many entries without a marker before the oldest one: walking further back finds nothing new
+MAX_SCAN_ENTRIES = 400_000
+MAX_SCAN_SECONDS = 20.0
+MAX_LINE_BYTES = 8 << 20
+MAX_MESSAGE_CHARS = 64 << 10
+KERNEL_ENTRIES = 2000
+KERNEL_BEFORE_US = 300 * 1_000_000
+KERNEL_AFTER_US = 30 * 1_000_000
+
+
+class JournalError(Exception):
+    """The journal or file cannot be read; the message says why, for a person."""
+
+
+@dataclass
+class Collected:
+    """What was read for one diagnosis."""
+
+    entries: list[Entry] = field(default_factory=list)
+    kernel: list[Entry] = field(default_factory=list)
+    unit: str = ""
+    invocation_id: str | None = None
+    gaps: list[str] = field(default_factory=list)
+    scanned: int = 0
+
+
+# --------------------------------------------------------------------------------------------- decoding
+
+
+def text_of(value: Any) -> str | None:
+    """MESSAGE as text: str as is, bytes or a list of byte numbers as UTF-8 with replacement, null as None."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, list):
+        if all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= 255 for item in value):
+            return bytes(value).decode("utf-8", "replace")
+        # A field given more than once is an array of its values.
+        parts = [text_of(item) for item in value]
+        return "\n".join(part for part in parts if part is not None)
+    return str(value)
+
+
+def first(entry: Entry, *names: str) -> str:
+    """The first of these fields that is set, as text; empty when none is."""
+    for name in names:
+        value = entry.get(name)
+        if value is not None:
+            text = text_of(value)
+            if text:
+                return text
+    return ""
+
+
+def number(entry: Entry, *names: str) -> int | None:
+    """A field as an integer, None where it is missing or not one."""
+    text = first(entry, *names).strip()
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def realtime(entry: Entry) -> int | None:
+    """Microseconds since the epoch, as journald took them in."""
+    return number(entry, "__REALTIME_TIMESTAMP", "_SOURCE_REALTIME_TIMESTAMP")
+
+
+def is_kernel(entry: Entry) -> bool:
+    return first(entry, "_TRANSPORT") == "kernel" or (
+        not entry.get("_PID") and first(entry, "SYSLOG_IDENTIFIER") == "kernel"
+    )
+
+
+def invocation_of(entry: Entry) -> str:
+    return first(
+        entry, "_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID", "OBJECT_SYSTEMD_INVOCATION_ID"
+    ).replace("-", "")
+
+
+def unit_of(entry: Entry) -> str:
+    """The unit an entry is about: PID 1, coredump and journald speak about others than themselves."""
+    return first(entry, "UNIT", "USER_UNIT", "COREDUMP_UNIT", "COREDUMP_USER_UNIT", "OBJECT_SYSTEMD_UNIT") or first(
+        entry, "_SYSTEMD_USER_UNIT", "_SYSTEMD_UNIT"
+    )
+
+
+def about_unit(entry: Entry, unit: str) -> bool:
+    if not unit:
+        return True
+    for name in (
+        "UNIT",
+        "_SYSTEMD_UNIT",
+        "COREDUMP_UNIT",
+        "OBJECT_SYSTEMD_UNIT",
+        "USER_UNIT",
+        "_SYSTEMD_USER_UNIT",
+        "COREDUMP_USER_UNIT",
+    ):
+        if entry.get(name) == unit:
+            return True
+    return first(entry, "MESSAGE_ID") == MSG_DROPPED and unit in first(entry, "MESSAGE")
+
+
+def is_end(entry: Entry) -> bool:
+    """PID 1 says that a run of the unit is over."""
+    message_id = first(entry, "MESSAGE_ID")
+    if message_id:
+        return message_id in ENDED_IDS
+    text = first(entry, "MESSAGE")
+    return first(entry, "_PID") == "1" and (
+        "Failed with result '" in text or text.endswith(": Deactivated successfully.") or text.endswith(": Succeeded.")
+    )
+
+
+def unit_name(name: str) -> str:
+    """`sglang-main-ep8` -> `sglang-main-ep8.service`."""
+    return (
+        name
+        if not name or re.search(r"\.(service|scope|socket|timer|slice|target|mount)$", name)
+        else name + ".service"
+    )
+
+
+def project(entry: Entry) -> Entry:
+    """Keep the fields that a diagnosis reads, and no text without end."""
+    kept = {key: value for key, value in entry.items() if key in _KEPT}
+    message = kept.get("MESSAGE")
+    if isinstance(message, list) and len(message) > MAX_MESSAGE_CHARS:
+        kept["MESSAGE"] = message[:MAX_MESSAGE_CHARS]
+    elif isinstance(message, (str, bytes)) and len(message) > MAX_MESSAGE_CHARS:
+        kept["MESSAGE"] = message[:MAX_MESSAGE_CHARS]
+    return kept
+
+
+def _weight(entry: Entry) -> int:
+    message = entry.get("MESSAGE")
+    size = len(message) if isinstance(message, (str, bytes, list)) else 0
+    return 700 + (size * 8 if isinstance(message, list) else size)
+
+
+# --------------------------------------------------------------------------------------------- text formats
+
+
+def parse_json(stream: Iterable[bytes]) -> Iterator[Entry]:
+    """`journalctl -o json`, also -sse, -seq and -pretty, and a JSON array; lines that are none of these are skipped."""
+    pending: list[str] = []
+    depth_guard = 0
+    for raw in stream:
+        line = raw.strip().lstrip(b"\x1e")
+        if line.startswith(b"data:"):
+            line = line[5:].strip()
+        if not line or line in (b"[", b"]", b","):
+            continue
+        if not pending:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(line.rstrip(b",") if line.endswith(b",") else line)
+                yield from _dicts(value)
+                continue
+            if not line.startswith((b"{", b"[")):
+                continue
+        pending.append(line.decode("utf-8", "replace"))
+        depth_guard += 1
+        if line in (b"}", b"},"):
+            with contextlib.suppress(ValueError, RecursionError):
+                yield from _dicts(json.loads("\n".join(pending).rstrip(",").lstrip("[")))
+            pending, depth_guard = [], 0
+        elif depth_guard > 2000:  # not JSON after all: do not collect for ever
+            pending, depth_guard = [], 0
+
+
+def _dicts(value: Any) -> Iterator[Entry]:
+    if isinstance(value, dict):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict):
+                yield item
+
+
+def parse_export(stream: IO[bytes]) -> Iterator[Entry]:
+    """`journalctl -o export`: NAME=value lines, or NAME, newline, 64-bit little-endian length, bytes; an empty line ends an entry."""
+    entry: Entry = {}
+    while True:
+        line = stream.readline(MAX_LINE_BYTES)
+        if not line:
+            break
+        line = line.rstrip(b"\n")
+        if not line:
+            if entry:
+                yield entry
+            entry = {}
+            continue
+        name, sep, value = line.partition(b"=")
+        if sep:
+            _add(entry, name.decode("ascii", "replace"), value)
+            continue
+        head = stream.read(8)
+        if len(head) < 8:
+            break
+        (size,) = struct.unpack("<Q", head)
+        if size > MAX_LINE_BYTES:
+            # A damaged length or a huge field: step over it in pieces, keep its beginning.
+            kept = stream.read(MAX_MESSAGE_CHARS)
+            left = size - len(kept)
+            while left > 0:
+                chunk = stream.read(min(left, 1 << 20))
+                if not chunk:
+                    break
+                left -= len(chunk)
+            _add(entry, name.decode("ascii", "replace"), kept)
+        else:
+            _add(entry, name.decode("ascii", "replace"), stream.read(size))
+        stream.readline(2)
+    if entry:
+        yield entry
+
+
+def _add(entry: Entry, name: str, raw: bytes) -> None:
+    value: Any
+    try:
+        value = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        value = raw
+    if name in entry and name == "MESSAGE":
+        entry[name] = f"{text_of(entry[name])}\n{text_of(value)}"
+    else:
+        entry[name] = value
+
+
+_SHORT = re.compile(
+    r"^(?P<when>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:[+-]\d\d:?\d\d|Z)?)"
+    r" \S+ (?P<ident>[^\s\[\]:]+)(?:\[(?P<pid>\d+)\])?: ?(?P<text>.*)$"
+)
+
+
+def parse_short(stream: Iterable[bytes]) -> Iterator[Entry]:
+    """The default output of journalctl, as people paste it: time, host, identifier[pid]: text. Little is known of such a line."""
+    for raw in stream:
+        line = raw.decode("utf-8", "replace").rstrip("\n")
+        match = _SHORT.match(line)
+        if not match:
+            continue
+        entry: Entry = {"MESSAGE": match.group("text"), "SYSLOG_IDENTIFIER": match.group("ident")}
+        stamp = _short_time(match.group("when"))
+        if stamp is not None:
+            entry["__REALTIME_TIMESTAMP"] = str(stamp)
+        if match.group("pid"):
+            entry["_PID"] = match.group("pid")
+        if match.group("ident") == "kernel":
+            entry["_TRANSPORT"] = "kernel"
+        unit = re.match(r"(\S+\.service): ", match.group("text")) if match.group("ident") == "systemd" else None
+        if unit:
+            entry["UNIT"] = unit.group(1)
+        yield entry
+
+
+def _short_time(text: str) -> int | None:
+    import datetime
+
+    try:
+        if text[:4].isdigit():
+            cleaned = re.sub(r"Z$", "+00:00", text.replace(",", "."))
+            cleaned = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", cleaned)
+            fraction = re.search(r"\.(\d+)", cleaned)
+            if fraction:
+                cleaned = cleaned.replace(fraction.group(0), "." + fraction.group(1)[:6].ljust(6, "0"))
+            moment = datetime.datetime.fromisoformat(cleaned)
+        else:
+            # No year in the short form: this one, or the last where that would lie in the future.
+            now = datetime.datetime.now(datetime.timezone.utc)
+            moment = datetime.datetime.strptime(f"{now.year} {text[:15]}", "%Y %b %d %H:%M:%S").replace(
+                tzinfo=datetime.timezone.utc
+            )
+            if moment > now + datetime.timedelta(days=2):
+                moment = moment.replace(year=now.year - 1)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.timezone.utc)
+        return int(moment.timestamp() * 1_000_000)
+    except (ValueError, OverflowError):
+        return None
+
+
+def file_kind(path: str) -> str:
+    """journal, json, export or short, by the first bytes."""
+    with _open(path) as stream:
+        head = stream.read(8192)
+    if head.startswith(b"LPKSHHRH"):
+        return "journal"
+    body = head.lstrip(b"\xef\xbb\xbf \t\r\n\x1e")
+    if body.startswith((b"{", b"[{", b"[\n", b"data:")):
+        return "json"
+    if re.match(rb"[_A-Z][A-Z0-9_]*(=|\n)", body):
+        return "export"
+    return "short"
+
+
+def _open(path: str) -> IO[bytes]:
+    stream: IO[bytes] = open(path, "rb")
+    magic = stream.read(2)
+    stream.seek(0)
+    if magic == b"\x1f\x8b":
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream))  # type: ignore[arg-type]
+    return stream
+
+
+def read_text_file(path: str) -> Iterator[Entry]:
+    """Entries of an exported file, one after another."""
+    kind = file_kind(path)
+    with _open(path) as stream:
+        if kind == "json":
+            yield from parse_json(_lines(stream))
+        elif kind == "export":
+            yield from parse_export(stream)
+        else:
+            yield from parse_short(_lines(stream))
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    while True:
+        line = stream.readline(MAX_LINE_BYTES)
+        if not line:
+            return
+        yield line
+
+
+# --------------------------------------------------------------------------------------------- choosing and keeping
+
+
+@dataclass
+class _Run:
+    """One invocation as the first pass over a file sees it."""
+
+    invocation: str
+    first_seen: int
+    boot: str = ""
+    last_seen: int = 0
+    ended: bool = False
+
+
+class Keeper:
+    """Keeps the first entries, the last ones, and what stands around markers; counts the rest."""
+
+    def __init__(self, head: int = HEAD_ENTRIES, tail: int = TAIL_ENTRIES, tail_bytes: int = TAIL_BYTES) -> None:
+        self.head_limit, self.tail_limit, self.byte_limit = head, tail, tail_bytes
+        self.head: list[tuple[int, Entry]] = []
+        self.head_bytes = 0
+        self.tail: deque[tuple[int, Entry]] = deque()
+        self.tail_size = 0
+        self.marked: list[tuple[int, Entry]] = []
+        self.marked_bytes = 0
+        self.follow: dict[str, int] = {}
+        self.shapes: dict[tuple[str, str], int] = {}
+        self.count = 0
+        self.left_out = 0
+        self.marked_left_out = 0
+
+    def add(self, entry: Entry) -> None:
+        entry = project(entry)
+        position = self.count
+        self.count += 1
+        if len(self.head) < self.head_limit and self.head_bytes < self.byte_limit // 4:
+            self.head.append((position, entry))
+            self.head_bytes += _weight(entry)
+            return
+        self.tail.append((position, entry))
+        self.tail_size += _weight(entry)
+        while len(self.tail) > self.tail_limit or self.tail_size > self.byte_limit:
+            old_position, old = self.tail.popleft()
+            self.tail_size -= _weight(old)
+            self._retire(old_position, old)
+
+    def _retire(self, position: int, entry: Entry) -> None:
+        """An entry leaves the tail: keep it when it, or one just before it by the same process, says something."""
+        pid = first(entry, "_PID", "SYSLOG_PID")
+        text = text_of(entry.get("MESSAGE")) or ""
+        systemd = bool(entry.get("MESSAGE_ID")) or is_kernel(entry)
+        if systemd or MARKER.search(text):
+            self.follow[pid] = 80
+        left = self.follow.get(pid, 0)
+        if not left:
+            self.left_out += 1
+            return
+        self.follow[pid] = left - 1
+        # A flood is one fact: the first few of a shape are kept, the rest counted.
+        shape = (pid, re.sub(r"\d+", "0", text[:160]))
+        seen = self.shapes.get(shape, 0) + 1
+        if len(self.shapes) < 50_000 or shape in self.shapes:
+            self.shapes[shape] = seen
+        if seen > 60 or self.marked_bytes > self.byte_limit:
+            self.left_out += 1
+            self.marked_left_out += seen <= 60
+            return
+        self.marked.append((position, entry))
+        self.marked_bytes += _weight(entry)
+
+    def entries(self) -> list[Entry]:
+        kept = self.head + self.marked + list(self.tail)
+        kept.sort(key=lambda item: item[0])
+        return [entry for _position, entry in kept]
+
+
+def collect_from_text(path: str, unit: str = "", invocation_id: str | None = None) -> Collected:
+    """Two passes over an exported file: which runs are there, then the entries of the one asked for."""
+    unit = unit_name(unit)
+    kind = file_kind(path)
+
+    def entries() -> Iterator[Entry]:
+        return read_text_file(path)
+
+    return collect_from_entries(entries, unit, invocation_id, untagged=kind == "short")
+
+
+def collect_from_entries(
+    source: Callable[[], Iterable[Entry]], unit: str = "", invocation_id: str | None = None, untagged: bool = False
+) -> Collected:
+    """Choose the invocation in one pass and keep what concerns it in a second; `source` is called twice."""
+    wanted = (invocation_id or "").replace("-", "")
+    if not unit:
+        unit = _unit_in(source())
+    runs: dict[str, _Run] = {}
+    span: list[int] = []
+    boots: list[str] = []
+    tagged = False
+    for position, entry in enumerate(source()):
+        boot = first(entry, "_BOOT_ID")
+        if boot and (not boots or boots[-1] != boot):
+            boots.append(boot)
+        if is_kernel(entry) or not about_unit(entry, unit):
+            continue
+        invocation = invocation_of(entry)
+        if not invocation:
+            continue
+        tagged = True
+        run = runs.get(invocation)
+        if run is None:
+            run = runs[invocation] = _Run(invocation, position, boot)
+            if len(runs) > 1000:  # a crash loop of weeks: the old ones are of no interest
+                del runs[next(iter(runs))]
+        run.last_seen = position
+        run.ended = run.ended or is_end(entry)
+    chosen = wanted or choose(list(runs.values()), boots)
+    collected = Collected(unit=unit, invocation_id=chosen or None)
+    keeper, kernel = Keeper(), Keeper(head=0, tail=20 * KERNEL_ENTRIES)
+    others = Keeper(head=50, tail=400)
+    for entry in source():
+        if is_kernel(entry):
+            if kernel_interest(text_of(entry.get("MESSAGE")) or ""):
+                kernel.add(entry)
+            continue
+        about = about_unit(entry, unit)
+        if not about and not (untagged and not tagged):
+            continue
+        invocation = invocation_of(entry)
+        if not tagged or invocation == chosen:
+            keeper.add(entry)
+            times = realtime(entry)
+            if times is not None:
+                span = [min(span[0], times), max(span[1], times)] if span else [times, times]
+        elif about and (not invocation or entry.get("UNIT") == unit):
+            others.add(entry)  # what PID 1 says of other runs, and lines without an id: context only
+    collected.entries = _in_order(keeper.entries() + others.entries())
+    collected.scanned = keeper.count
+    collected.kernel = [entry for entry in kernel.entries() if _near(entry, span)]
+    if keeper.marked_left_out:
+        collected.gaps.append(
+            f"{keeper.marked_left_out} further lines that look like errors were not kept: the log is too long"
+        )
+    return collected
+
+
+def _near(entry: Entry, span: list[int]) -> bool:
+    moment = realtime(entry)
+    return moment is None or not span or span[0] - KERNEL_BEFORE_US <= moment <= span[1] + KERNEL_AFTER_US
+
+
+def _in_order(entries: list[Entry]) -> list[Entry]:
+    """Merge what was kept apart, by time where there is one; a list that has none stays as it is."""
+    if any(realtime(entry) is None for entry in entries):
+        return entries
+    falling = sum(1 for a, b in zip(entries, entries[1:]) if (realtime(a) or 0) > (realtime(b) or 0))
+    if entries and falling > len(entries) // 2:
+        entries = entries[::-1]  # journalctl -r
+    return sorted(entries, key=lambda entry: realtime(entry) or 0)
+
+
+def _unit_in(entries: Iterable[Entry]) -> str:
+    """No unit was named: the last one that failed, else the one with most lines that looks like an engine's."""
+    failed, counts = "", {}  # type: str, dict[str, int]
+    for entry in entries:
+        unit = unit_of(entry)
+        if not unit.endswith(".service"):
+            continue
+        if first(entry, "MESSAGE_ID") == MSG_UNIT_FAILED:
+            failed = unit
+        comm = first(entry, "_COMM", "SYSLOG_IDENTIFIER")
+        if comm.startswith(("python", "sglang", "vllm")) or "sglang" in unit:
+            counts[unit] = counts.get(unit, 0) + 1
+    if failed and (failed in counts or not counts):
+        return failed
+    return max(counts, key=lambda unit: counts[unit]) if counts else ""
+
+
+def choose(runs: list[_Run], boots: list[str]) -> str:
+    """The newest run that ended; one of an earlier boot ended with that boot; else the newest."""
+    if not runs:
+        return ""
+    ordered = sorted(runs, key=lambda run: run.first_seen)
+    newest = ordered[-1]
+    for run in reversed(ordered):
+        cut_off = run is not newest or (bool(boots) and bool(run.boot) and run.boot != boots[-1])
+        if run.ended or cut_off:
+            return run.invocation
+    return newest.invocation
+
+
+_KERNEL_INTEREST = re.compile(
+    r"NVRM|Xid|nvidia|oom|Out of memory|Killed process|segfault|general protection|trap |traps:|invalid opcode|amdgpu|Memory cgroup|I/O error|EXT4-fs error|XFS|NV_ERR"
+    r"|nvme|mce:|Hardware Error|AER|pcieport|hung_task|blocked for more than|soft lockup|Bus error"
+)
+
+
+def kernel_interest(text: str) -> bool:
+    return bool(_KERNEL_INTEREST.search(text))
+
+
+# --------------------------------------------------------------------------------------------- journalctl
+
+
+class Journalctl:
+    """The journal of this host, or one `.journal` file or directory, by the journalctl binary."""
+
+    def __init__(self, file: str = "", directory: str = "", binary: str = "journalctl") -> None:
+        self.base = [binary, "--quiet", "--no-pager", "--all", "-o", "json", "--output-fields=" + ",".join(FIELDS)]
+        if file:
+            self.base.append("--file=" + re.sub(r"([\[\]*?])", r"[\1]", file))
+        elif directory:
+            self.base.append("--directory=" + directory)
+        self.is_host = not (file or directory)
+        self.errors: list[str] = []
+
+    def start(
+        self, matches: Iterable[str], *, reverse: bool = False, limit: int | None = None, extra: Iterable[str] = ()
+    ) -> Query:
+        command = list(self.base)
+        if reverse:
+            command.append("--reverse")
+        if limit is not None:
+            command.append(f"--lines={limit}")
+        command += [*extra, *matches]
+        return Query(command, self.errors)
+
+    def fetch(self, matches: Iterable[str], **options: Any) -> list[Entry]:
+        with self.start(matches, **options) as query:
+            return list(query.entries(seconds=MAX_SCAN_SECONDS))
+
+
+class Query:
+    """One running journalctl; entries come as they are read, and leaving early ends it."""
+
+    def __init__(self, command: list[str], errors: list[str]) -> None:
+        self.errors = errors
+        environment = dict(os.environ, LC_ALL="C.UTF-8", SYSTEMD_COLORS="0")
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                close_fds=True,
+            )
+        except OSError as error:
+            raise JournalError(f"cannot run journalctl: {error}") from error
+        self.timed_out = False
+        self.oversized = 0
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def entries(self, seconds: float) -> Iterator[Entry]:
+        for line in self.lines(seconds):
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    yield value
+
+    def lines(self, seconds: float) -> Iterator[bytes]:
+        """Lines of output until the end or the deadline; one that is longer than MAX_LINE_BYTES is dropped."""
+        assert self.process.stdout is not None
+        handle = self.process.stdout.fileno()
+        poller = select.poll()
+        poller.register(handle, select.POLLIN | select.POLLHUP)
+        deadline = time.monotonic() + seconds
+        rest = b""
+        skipping = False
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.timed_out = True
+                return
+            if not poller.poll(left * 1000):
+                self.timed_out = True
+                return
+            chunk = os.read(handle, 1 << 16)
+            if not chunk:
+                if rest and not skipping:
+                    yield rest
+                return
+            parts = chunk.split(b"\n")
+            if len(parts) == 1:
+                rest = b"" if skipping else rest + chunk
+            else:
+                if not skipping:
+                    yield rest + parts[0]
+                skipping = False
+                yield from parts[1:-1]
+                rest = parts[-1]
+            if len(rest) > MAX_LINE_BYTES:
+                rest, skipping = b"", True
+                self.oversized += 1
+
+    def close(self) -> None:
+        process = self.process
+        if process.poll() is None:
+            # Only ends our own child; it has nothing to save.
+            process.kill()
+        assert process.stdout is not None and process.stderr is not None
+        with contextlib.suppress(OSError, ValueError):
+            process.stdout.close()
+        with contextlib.suppress(OSError, ValueError):
+            message = process.stderr.read(4096).decode("utf-8", "replace").strip()
+            process.stderr.close()
+            if message and process.returncode not in (None, 0):
+                self.errors.append(message.splitlines()[0][:300])
+        process.wait()
+
+
+def find_invocation(source: Journalctl, unit: str) -> tuple[str | None, list[Entry], bool]:
+    """The newest run that ended, else the current one. Also PID 1's recent entries, and whether the run was cut off by a reset."""
+    ids = (MSG_UNIT_STARTED, MSG_UNIT_STARTING, MSG_UNIT_FAILED, MSG_UNIT_SUCCESS, MSG_UNIT_START_FAILED)
+    told = source.fetch([*(f"MESSAGE_ID={value}" for value in ids), f"UNIT={unit}"], reverse=True, limit=40)
+    seen: list[str] = []
+    ended: set[str] = set()
+    boot_of: dict[str, str] = {}
+    for entry in told:  # newest first
+        invocation = invocation_of(entry)
+        if not invocation:
+            continue
+        if invocation not in seen:
+            seen.append(invocation)
+            boot_of[invocation] = first(entry, "_BOOT_ID")
+        if first(entry, "MESSAGE_ID") in ENDED_IDS:
+            ended.add(invocation)
+    if seen:
+        boot_now = _newest_boot(source) if seen[0] not in ended else ""
+        for position, invocation in enumerate(seen):
+            cut_off = position > 0 or (bool(boot_now) and boot_of[invocation] not in ("", boot_now))
+            if invocation in ended or cut_off:
+                return invocation, told, invocation not in ended
+        return seen[0], told, False
+    # PID 1 said nothing (rotated away, or its log level is higher): the unit's own newest line knows.
+    last = source.fetch([f"_SYSTEMD_UNIT={unit}"], reverse=True, limit=1)
+    return (invocation_of(last[0]) or None if last else None), told, False
+
+
+def _newest_boot(source: Journalctl) -> str:
+    if source.is_host:
+        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as handle:
+            return handle.read().strip().replace("-", "")
+    newest = source.fetch([], reverse=True, limit=1)
+    return first(newest[0], "_BOOT_ID") if newest else ""
+
+
+def read_invocation(unit: str, invocation_id: str | None = None, source: Journalctl | None = None) -> Collected:
+    """Entries of one invocation of a unit from journalctl, with the kernel's of the same boot and time."""
+    source = source or Journalctl()
+    unit = unit_name(unit)
+    told: list[Entry] = []
+    cut_off = False
+    chosen = (invocation_id or "").replace("-", "") or None
+    if chosen is None:
+        chosen, told, cut_off = find_invocation(source, unit)
+    collected = Collected(unit=unit, invocation_id=chosen)
+    if chosen is None:
+        if source.errors:
+            collected.gaps.append("the journal could not be read: " + source.errors[0])
+        return collected
+    matches = [f"_SYSTEMD_INVOCATION_ID={chosen}", "+", f"INVOCATION_ID={chosen}"]
+    # The start and the end are read at the same time: most of the cost is starting journalctl and opening the files.
+    head_query = source.start(matches)
+    with head_query, source.start(matches, reverse=True) as tail_query:
+        tail, reached_start = _read_back(tail_query, collected)
+        head: list[Entry] = []
+        if not reached_start:
+            for entry in head_query.entries(seconds=5.0):
+                head.append(project(entry))
+                if len(head) >= HEAD_ENTRIES:
+                    break
+    cursors = {entry.get("__CURSOR") for entry in tail}
+    entries = [entry for entry in head if entry.get("__CURSOR") not in cursors] + tail
+    times = [moment for moment in (realtime(entry) for entry in entries) if moment is not None]
+    if times:
+        begin, end = min(times), max(times)
+        around = [
+            "--since",
+            f"@{max(0, begin - 5_000_000) / 1e6:.6f}",
+            "--until",
+            f"@{(end + KERNEL_AFTER_US) / 1e6:.6f}",
+        ]
+        boot = first(entries[-1], "_BOOT_ID")
+        # Kernel lines matter near the end: read back from there.
+        kernel_query = source.start(["_TRANSPORT=kernel"], reverse=True, limit=KERNEL_ENTRIES, extra=around)
+        other_query = source.start(
+            [f"MESSAGE_ID={MSG_COREDUMP}", f"COREDUMP_UNIT={unit}", "+", f"MESSAGE_ID={MSG_DROPPED}"],
+            reverse=True,
+            limit=100,
+            extra=around,
+        )
+        with kernel_query, other_query:
+            kernel = [project(entry) for entry in kernel_query.entries(seconds=5.0)]
+            others = [project(entry) for entry in other_query.entries(seconds=5.0)]
+        collected.kernel = [
+            entry
+            for entry in reversed(kernel)
+            if first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE"))
+        ]
+        entries += [entry for entry in others if about_unit(entry, unit)]
+    context = [entry for entry in told if invocation_of(entry) != chosen]
+    if cut_off and not context:
+        collected.gaps.append("the journal holds no end of this run: the host was reset, froze or lost power")
+    collected.entries = _in_order(entries + [project(entry) for entry in context])
+    if not entries and source.errors:
+        collected.gaps.append("the journal could not be read: " + source.errors[0])
+    return collected
+
+
+_CERTAIN = re.compile(
+    r"hit an exception|Traceback \(most recent|Fatal Python error|terminate called|error: |crashed with exit code"
+)
+_TRAILING = re.compile(r"ProcessGroupNCCL|NCCL|[Ww]atchdog|Connection (?:closed|reset)|Health check failed|TCPStore")
+
+
+def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
+    """Walk back from the end of the run until the failure and a quiet stretch before it are read. True: the start was reached."""
+    kept: deque[list[Entry]] = deque()
+    chunk: list[Entry] = []
+    size = 0
+    quiet = 0
+    certain = trailing = False
+    count = 0
+    dropped = 0
+
+    def finish() -> list[Entry]:
+        entries = [entry for part in kept for entry in part] + chunk
+        entries.reverse()
+        collected.scanned += count
+        return entries
+
+    for entry in query.entries(seconds=MAX_SCAN_SECONDS):
+        count += 1
+        entry = project(entry)
+        chunk.append(entry)
+        size += _weight(entry)
+        text = text_of(entry.get("MESSAGE")) or ""
+        if MARKER.search(text[:4096]) or text.startswith(("  File ", "    ")):
+            quiet = 0
+            certain = certain or bool(_CERTAIN.search(text[:4096]))
+            trailing = trailing or bool(_TRAILING.search(text[:4096]))
+        else:
+            quiet += 1
+        enough = QUIET_ENTRIES if certain and not trailing else 20 * QUIET_ENTRIES
+        if quiet >= enough and (certain or trailing):
+            return finish(), False
+        if len(chunk) >= 512:
+            # Beyond the tail only stretches with a marker are worth their memory.
+            if size > TAIL_BYTES or count > TAIL_ENTRIES:
+                if (
+                    any(MARKER.search((text_of(item.get("MESSAGE")) or "")[:4096]) for item in chunk)
+                    and size < 3 * TAIL_BYTES
+                ):
+                    kept.append(_thin(chunk))
+                else:
+                    size -= sum(_weight(item) for item in chunk)
+                    dropped += len(chunk)
+            else:
+                kept.append(chunk)
+            chunk = []
+        if count >= MAX_SCAN_ENTRIES:
+            break
+    if count >= MAX_SCAN_ENTRIES or query.timed_out:
+        if not certain:
+            collected.gaps.append(
+                f"only the last {count} entries of this run were read; nothing in them says why it failed"
+            )
+        return finish(), False
+    if query.oversized:
+        collected.gaps.append(f"{query.oversized} entries of more than {MAX_LINE_BYTES >> 20} MiB were skipped")
+    return finish(), dropped == 0
+
+
+def _thin(chunk: list[Entry]) -> list[Entry]:
+    """Drop repetitions of one shape: a flood is one fact."""
+    counts: dict[str, int] = {}
+    out = []
+    for entry in chunk:
+        text = text_of(entry.get("MESSAGE")) or ""
+        shape = first(entry, "_PID") + re.sub(r"\d+", "0", text[:160])
+        counts[shape] = counts.get(shape, 0) + 1
+        if counts[shape] <= 10:
+            out.append(entry)
+    return out
+
+
+def collect(unit: str = "", invocation_id: str | None = None, journal_file: str = "") -> Collected:
+    """One entrance for the module: the host's journal, or a file of any of the known kinds."""
+    if not journal_file:
+        return read_invocation(unit, invocation_id)
+    if os.path.isdir(journal_file):
+        return read_invocation(unit, invocation_id, Journalctl(directory=journal_file))
+    if not os.path.exists(journal_file):
+        raise JournalError(f"{journal_file}: no such file")
+    try:
+        kind = file_kind(journal_file)
+    except OSError as error:
+        raise JournalError(f"{journal_file}: {error.strerror or error}") from error
+    if kind != "journal":
+        try:
+            return collect_from_text(journal_file, unit, invocation_id)
+        except (OSError, EOFError) as error:
+            raise JournalError(f"{journal_file}: {error}") from error
+    source = Journalctl(file=journal_file)
+    if not unit:
+        recent = source.fetch([], reverse=True, limit=2000)
+        unit = _unit_in(reversed(recent))
+    return read_invocation(unit, invocation_id, source)
+
+
+def cursor_time(value: int | str | None) -> int | None:
+    """A timestamp field as microseconds, None where it is none."""
+    try:
+        return int(value) if value is not None else None
+    except (TypeError, ValueError):
+        return None

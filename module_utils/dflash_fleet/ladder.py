@@ -1,0 +1,243 @@
+"""The fallback ladder and what is told about it: which rung comes next, what is remembered, what a person reads.
+
+An attempt is one start of one configuration with its end. The list of attempts of a run, oldest first, is all that the
+functions here need; the ladder itself is `sglang_fallbacks`, a list of remedy ids of the one remedy table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from . import release, state
+
+Attempt = dict[str, Any]
+
+
+def attempt(gate: Mapping[str, Any], resolved: Mapping[str, Any], remedies: Sequence[str]) -> Attempt:
+    """One start and its end: the gate's result with the configuration that was tried (resolved, or a release.json)."""
+    return {
+        "unit": resolved["unit"],
+        "profile": resolved["profile"],
+        "engine": dict(resolved["engine"]),
+        "drafter": resolved["drafter"]["name"],
+        "remedies": list(remedies),
+        "overrides": dict(resolved["overrides"]),
+        "ready": bool(gate.get("ready")),
+        "outcome": gate.get("outcome"),
+        "seconds": gate.get("seconds"),
+        "phase": gate.get("phase"),
+        "phases": gate.get("phases") or [],
+        "smoke": gate.get("smoke") or {},
+        "crash": gate.get("crash") or {},
+        "invocation_id": gate.get("invocation_id"),
+        "message": gate.get("msg"),
+    }
+
+
+def key_of(request: Mapping[str, Any], driver: str | None) -> dict[str, str]:
+    """What a rung is remembered for: the wish as the inventory states it, the engine release and the driver."""
+    return state.rung_key(
+        engine_version=str(request["version"]),
+        driver=driver,
+        drafter_revision=request.get("drafter_revision"),
+        profile=str(request["profile"]),
+        drafter=request.get("drafter"),
+        cuda_graph_requested=str(request.get("cuda_graph") or ""),
+        model_revision=request.get("model_revision"),
+    )
+
+
+def remembered_rung(
+    before: Mapping[str, Any], request: Mapping[str, Any], fallbacks: Sequence[str], driver: str | None
+) -> dict[str, Any]:
+    """The recorded rung to begin with, or {}. One that the inventory no longer lists is not taken."""
+    rung = state.matching_rung(before.get("rungs"), key_of(request, driver))
+    return rung if rung and rung["remedy"] in fallbacks else {}
+
+
+def next_rung(attempts: Sequence[Attempt], fallbacks: Sequence[str], limit: int) -> dict[str, Any]:
+    """The rung to take after the last attempt, or {}.
+
+    A rung is taken only where the diagnosed cause has it among its remedies, a machine may take it, the inventory lists
+    it, and it was not in effect already; its settings come on top of those in effect.
+    """
+    last = attempts[-1]
+    if last["ready"] or len(last["remedies"]) >= limit:
+        return {}
+    offered = {remedy["id"]: remedy for remedy in last["crash"].get("remedies") or [] if remedy.get("automatic", True)}
+    for identity in fallbacks:
+        remedy = offered.get(identity)
+        if remedy and identity not in last["remedies"] and remedy.get("set"):
+            return {
+                "id": identity,
+                "set": {**last["overrides"], **remedy["set"]},
+                "remedies": [*last["remedies"], identity],
+                "summary": remedy.get("summary"),
+                "cost": remedy.get("cost"),
+                "number": len(last["remedies"]) + 1,
+                "of": limit,
+            }
+    return {}
+
+
+def rung_record(attempts: Sequence[Attempt], request: Mapping[str, Any], driver: str | None) -> dict[str, Any] | None:
+    """What rungs.json keeps after a start that holds, or None: only a rung that this run had to take is news."""
+    if len(attempts) < 2 or not attempts[-1]["ready"]:
+        return None
+    last = attempts[-1]
+    return {
+        "key": key_of(request, driver),
+        "remedy": last["remedies"][-1],
+        "set": last["overrides"],
+        "cause": attempts[-2]["crash"].get("cause") or "unknown",
+    }
+
+
+def gate_record(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """What the host keeps of the gate, whatever its answer was (ready.json, starts.jsonl)."""
+    last = attempts[-1]
+    return {
+        "invocation_id": last["invocation_id"],
+        "outcome": last["outcome"],
+        "phase": last["phase"],
+        "cause": last["crash"].get("cause"),
+        "summary": last["crash"].get("summary"),
+        "seconds": last["seconds"],
+        "accept_length": last["smoke"].get("accept_length"),
+        "tokens_per_second": last["smoke"].get("tokens_per_second"),
+        "phases": last["phases"],
+        "fallbacks": last["remedies"],
+        "note": note(attempts),
+    }
+
+
+def release_record(resolved: Mapping[str, Any], venv: str, api_key: str) -> dict[str, Any]:
+    """release.json: what the release is made of, so that it can be started and judged without the inventory."""
+    kept = ("instance", "unit", "profile", "engine", "host", "port", "served_model_name", "model", "drafter",
+            "parallel", "cuda_graph", "gpu_ids", "overrides")
+    return {**{name: resolved[name] for name in kept}, "venv": venv, "api_key_digest": release.key_digest(api_key)}
+
+
+def in_effect(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a start by the project's variables, so that diagnosis does not offer what was tried."""
+    return {
+        "sglang_version": resolved["engine"]["version"],
+        "sglang_profile": resolved["profile"],
+        "sglang_cuda_graph": resolved["cuda_graph"]["effective"],
+        "sglang_drafter": resolved["drafter"]["name"],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a person reads
+
+
+def duration(seconds: float | None) -> str:
+    """Minutes and seconds: 210.4 -> 3:30; nothing for None."""
+    if seconds is None:
+        return ""
+    whole = int(seconds + 0.5)
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def settings(overrides: Mapping[str, Any]) -> str:
+    """`sglang_cuda_graph: disabled`, as one writes it into an inventory."""
+    return ", ".join(f"{name}: {value}" for name, value in sorted(overrides.items()))
+
+
+def note(attempts: Sequence[Attempt]) -> str:
+    """One clause on how the last attempt came about, for tables."""
+    last = attempts[-1]
+    crashed = [item for item in attempts if not item["ready"]]
+    if last["ready"] and crashed:
+        first = crashed[0]
+        cause = first["crash"].get("cause") or first["outcome"] or "unknown"
+        return f"{cause} in {first['phase'] or 'launch'}, now {settings(last['overrides'])}"
+    if last["ready"]:
+        return f"remembered: {settings(last['overrides'])}" if last["overrides"] else ""
+    cause = last["crash"].get("cause")
+    return f"{last['outcome']} in {last['phase'] or 'launch'}" + (f": {cause}" if cause else "")
+
+
+def profile_text(attempt_or_release: Mapping[str, Any]) -> str:
+    """ep8+dflash: profile and drafter in one word."""
+    drafter = attempt_or_release.get("drafter") or "none"
+    name = drafter["name"] if isinstance(drafter, Mapping) else drafter
+    return str(attempt_or_release.get("profile") or "") + ("" if name == "none" else f"+{name}")
+
+
+def engine_text(engine: Mapping[str, Any]) -> str:
+    """sglang 0.5.11 rehearsal: what a person must know about the engine; a stand-in always says so."""
+    build = engine.get("build")
+    return f"{engine.get('name', 'sglang')} {engine.get('version')}" + ("" if build in (None, "cuda") else f" {build}")
+
+
+def summary(attempts: Sequence[Attempt], rolled_back: bool = False) -> dict[str, Any]:
+    """The line of the final table for an instance that this run started."""
+    last = attempts[-1]
+    if last["ready"]:
+        word = "degraded" if last["overrides"] else "serving"
+    else:
+        word = "rolled back" if rolled_back else "failed"
+    return {
+        "engine": engine_text(last["engine"]),
+        "profile": profile_text(last),
+        "state": word,
+        "seconds": last["seconds"] if last["ready"] else None,
+        "accept_length": last["smoke"].get("accept_length"),
+        "note": note(attempts),
+    }
+
+
+def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of the final table for an instance that served already."""
+    ready = before.get("ready") or {}
+    return {
+        "engine": engine_text(resolved["engine"]),
+        "profile": profile_text(before.get("release") or {}),
+        "state": "degraded" if before.get("degraded") else "serving",
+        "seconds": ready.get("seconds"),
+        "accept_length": ready.get("accept_length"),
+        "note": ready.get("note") or "",
+    }
+
+
+def degraded_text(attempts: Sequence[Attempt], host: str, remedy: Mapping[str, Any] | None) -> list[str]:
+    """Loudly: what a degraded instance gives up, and what would give it back."""
+    last = attempts[-1]
+    crash = next((item["crash"] for item in attempts if item["crash"]), {})
+    lines = [f"{host}: {last['unit']} serves DEGRADED with {settings(last['overrides'])}."]
+    taken = [item for item in crash.get("remedies") or [] if item["id"] in last["remedies"]]
+    costs = [str(item["cost"]) for item in taken if item.get("cost")]
+    if costs:
+        lines.append("What it costs: " + "; ".join(costs))
+    elif remedy and remedy.get("cause"):
+        lines.append(f"The host remembers {remedy['cause']} for this release; see docs/causes.md for what it costs.")
+    better = [item for item in crash.get("remedies") or [] if item["id"] not in last["remedies"] and item.get("set")]
+    if better:
+        choices = ", or ".join(settings(item["set"]) for item in better[:2])
+        lines.append(f"Better: {choices}. The next run tries again when release, driver or drafter revision change.")
+    return lines
+
+
+def can_roll_back(before: Mapping[str, Any], failed_release: str, allowed: bool) -> bool:
+    """Whether there is a last good release to return to that is not the one that failed."""
+    last_good = before.get("last_good") or {}
+    identity = last_good.get("release_id")
+    return bool(allowed and identity and identity != failed_release and identity in (before.get("releases") or []))
+
+
+def baseline(phases: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds per phase of the last good start, to estimate what is left of this one."""
+    return {str(item["name"]): float(item["seconds"]) for item in phases if item.get("seconds") is not None}
+
+
+def unit_quote(assignment: str) -> str:
+    """One assignment of Environment= exactly as written (systemd.syntax(7)); `$` means nothing there."""
+    text = assignment.replace("%", "%%")
+    if not any(character in text for character in " \t\n\"'\\;"):
+        return text
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    return f'"{text}"'

@@ -1,0 +1,114 @@
+"""The real SGLang with a real DFLASH drafter under systemd: from its text and accept lengths to its deaths.
+
+The tests build on one another in this order; each leaves the engine serving.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+
+import controller
+import engine
+
+sys.path.insert(0, str(controller.ROOT / "rehearsal"))
+import models
+
+BAD_DRAFTER = models.BAD_PREFIX + "hidden-size"
+BAD_REVISION = models.revision_of(models.build(bad=True)[BAD_DRAFTER])
+UNIT = "sglang-main-single.service"
+PROMPTS = ("The capital city of France is", "One, two, three,", "systemd starts", "Once upon a time")
+# The varied target's drafter is random, so nearly nothing of it is accepted; its text must be right all the same.
+VARIED = (
+    "-e", "sglang_model=dflash-fleet/tiny-llama-varied",
+    "-e", "sglang_model_revision=9c4180c01df6066db59559d2c56b2bcdb7fff065",
+    "-e", "sglang_drafter_model=dflash-fleet/tiny-dflash-drafter-random",
+    "-e", "sglang_drafter_revision=97dd12ad524e39a646fad0686d66dc3fe25c6c28",
+)
+READY = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:30000/ready', timeout=30).status)"
+NEAR_TIE = 0.01  # in log probability; bfloat16 makes equal tokens trade places
+
+
+def ready_again(host, seconds=180):
+    """Wait for a start that no playbook watches."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if host.run(f"python3 -c {shlex.quote(READY)}").stdout.strip() == "200":
+            return
+        time.sleep(1)
+    raise AssertionError(engine.journal(host, UNIT)[-4000:])
+
+
+def test_accept_length_is_the_one_the_pair_was_made_for(host):
+    meta = engine.generate(host, PROMPTS[0], 64)["meta_info"]
+    assert meta["completion_tokens"] == 64
+    assert meta["spec_accept_length"] == 8.0
+    assert engine.state(host, "ready.json")["accept_length"] == 8.0
+
+
+def test_chat_answers_with_text_and_usage(host):
+    status, answer = engine.request(
+        host, "/v1/chat/completions",
+        {"model": "tiny-llama", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8},
+    )
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_it_is_the_real_engine(host):
+    _, info = engine.request(host, "/server_info")
+    assert info["version"] == "0.5.23"
+    assert "DFLASH draft runner ready" in engine.journal(host, UNIT)
+    assert "rehearsal" not in engine.sudo(host, f"cat /etc/systemd/system/{UNIT}")
+
+
+def test_it_survives_a_restart(host):
+    before = engine.show(host, UNIT, "InvocationID")
+    engine.sudo(host, f"systemctl restart {UNIT}")
+    ready_again(host)
+    assert engine.show(host, UNIT, "InvocationID") != before
+    assert engine.generate(host, PROMPTS[0], 64)["meta_info"]["spec_accept_length"] == 8.0
+
+
+def test_it_stops_cleanly_with_exit_0(host):
+    engine.sudo(host, f"systemctl stop {UNIT}")
+    assert engine.show(host, UNIT, "ActiveState") == "inactive"
+    assert engine.show(host, UNIT, "Result") == "success"
+    assert engine.show(host, UNIT, "ExecMainStatus") == "0"
+
+
+def test_text_is_the_same_with_and_without_the_drafter(host):
+    """Speculation may only be faster, never different, but for tokens that are as likely as one another."""
+    controller.deploy(__file__, *VARIED, "-e", "sglang_wait_min_accept_length=1.0")
+    drafted = [engine.generate(host, prompt, 48) for prompt in PROMPTS]
+    assert all(answer["meta_info"]["spec_accept_length"] < 1.2 for answer in drafted)
+
+    controller.deploy(__file__, *VARIED, "-e", "sglang_drafter=none")
+    plain = [engine.generate(host, prompt, 48, return_logprob=True, top_logprobs_num=2) for prompt in PROMPTS]
+    assert all("spec_accept_length" not in answer["meta_info"] for answer in plain)
+
+    texts = {answer["text"] for answer in plain}
+    assert len(texts) > 1, "a target that always says the same proves nothing"
+    for with_drafter, without in zip(drafted, plain):
+        ours, theirs = with_drafter["output_ids"], without["output_ids"]
+        parting = next((index for index, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)
+        if parting is not None:
+            best, second = without["meta_info"]["output_top_logprobs"][parting][:2]
+            assert best[0] - second[0] <= NEAR_TIE, (parting, best, second)
+
+
+def test_a_drafter_of_the_wrong_hidden_size_is_diagnosed_and_the_last_good_release_returns(host):
+    """It loads, binds the port and dies in its own warm-up: log lines and port alone would call it ready."""
+    good = engine.state(host, "last_good.json")["release_id"]
+    output = controller.deploy(
+        __file__, *VARIED, "-e", "sglang_drafter=dflash", "-e", "model_weights_drafter_check=false",
+        "-e", f"sglang_drafter_model={BAD_DRAFTER}", "-e", f"sglang_drafter_revision={BAD_REVISION}", rc=2,
+    )
+    assert "drafter_mismatch" in output
+    assert re.search(r"ValueError: DFLASH .*(mismatch|dim)", output)
+    assert engine.state(host, "last_good.json")["release_id"] == good
+    assert engine.sudo(host, "readlink /var/lib/sglang/main/current").strip() == f"releases/{good}"
+    assert host.service(UNIT).is_running
+    assert engine.generate(host, PROMPTS[0], 8)["meta_info"]["completion_tokens"] == 8

@@ -1,0 +1,69 @@
+"""What tests of several scenarios do on the controller: run the project's own commands against the scenario's hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import testinfra
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+def environment() -> dict[str, str]:
+    """As a person's shell has it in the checkout: the project's ansible.cfg, not the one that molecule wrote."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "MOLECULE_"))}
+    return {
+        **kept,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_VAULT_PASSWORD_FILE": str(ROOT / "molecule/shared/vault-password"),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+
+
+def start(test_file: str, playbook: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a playbook against the hosts of the scenario that `test_file` belongs to."""
+    inventory = Path(test_file).resolve().parents[1] / "inventory"
+    command = [str(BIN / "ansible-playbook"), "-i", str(inventory), playbook, *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )
+
+
+def play(test_file: str, playbook: str, *arguments: str, rc: int | None = 0, timeout: float = 600) -> str:
+    """Run a playbook to its end and return what it printed; the exit code must be `rc` (None: not zero)."""
+    run = start(test_file, playbook, *arguments)
+    output, _ = run.communicate(timeout=timeout)
+    if rc is None:
+        assert run.returncode != 0, output
+    else:
+        assert run.returncode == rc, f"exit code {run.returncode}\n{output}"
+    return output
+
+
+def deploy(test_file: str, *arguments: str, rc: int | None = 0) -> str:
+    """The advertised command."""
+    return play(test_file, "deploy-dflash.yml", *arguments, rc=rc)
+
+
+def scenario_host(test_file: str, name: str) -> Any:
+    """Testinfra's view of one host of the scenario, for tests that need a certain one."""
+    inventory = Path(test_file).resolve().parents[1] / "inventory"
+    return testinfra.get_host(f"ansible://{name}?ansible_inventory={inventory}")
+
+
+def fleet(test_file: str, command: str, *arguments: str) -> str:
+    """A command of rehearsal/fleet.py on the scenario's fleet."""
+    name = "molecule-" + Path(test_file).resolve().parents[1].name.replace("_", "-")
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "rehearsal/fleet.py"), command, name, *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout

@@ -1,0 +1,47 @@
+"""Each Molecule scenario is one test, which has to prove that it tested something: molecule passes when it finds none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+LOGS = ROOT / ".cache" / "scenarios"
+# What every change must pass; all others are the long matrices (make test-faults).
+CORE = ("default", "incident", "real_engine")
+ALL = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+LIMIT = 20 * 60  # seconds; a scenario that hangs must not take the others with it
+
+
+def scenarios() -> list[object]:
+    """Core scenarios in their order, then the rest, marked."""
+    assert set(CORE) <= set(ALL), f"scenarios missing: {set(CORE) - set(ALL)}"
+    rest = [pytest.param(name, marks=pytest.mark.faults) for name in ALL if name not in CORE]
+    return [*CORE, *rest]
+
+
+@pytest.mark.parametrize("name", scenarios())
+def test_scenario(name: str) -> None:
+    """Run it whole; its log stays in .cache/scenarios."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{name}.log"
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PY_COLORS": "0", "ANSIBLE_NOCOLOR": "1"}
+    started = time.monotonic()
+    with log.open("w") as out:
+        run = subprocess.run(
+            [str(BIN / "molecule"), "test", "-s", name], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+            stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT, check=False,
+        )
+    text = log.read_text(errors="replace")
+    print(f"{name}: {time.monotonic() - started:.0f} s, {log}")
+    assert run.returncode == 0, f"{log}\n" + "\n".join(text.splitlines()[-120:])
+    passed = sum(int(count) for count in re.findall(r"\b(\d+) passed\b", text))
+    assert passed > 0, f"{name} ran no Testinfra test, see {log}"
+    assert not re.search(r"\b[1-9]\d* skipped in\b", text), f"{name} skipped tests, see {log}"

@@ -1,0 +1,136 @@
+"""Defaults, argument specs and docs/variables.md of every role say the same. UPDATE_DOCS=1 writes the page anew."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dflash_fleet import profile_checks
+from plugins import load as load_plugin
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "variables.md"
+ROLES = sorted(path.parents[1].name for path in ROOT.glob("roles/*/meta/argument_specs.yml"))
+DEPLOYMENT = ["sglang", "gpu_host", "sglang_venv", "model_weights", "sglang_service"]
+ORDER = sorted(ROLES, key=lambda role: (DEPLOYMENT.index(role) if role in DEPLOYMENT else len(DEPLOYMENT), role))
+
+
+def load(role: str, path: str) -> Any:
+    file = ROOT / "roles" / role / path
+    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def defaults(role: str) -> dict[str, Any]:
+    return load(role, "defaults/main.yml") or {}
+
+
+def options(role: str, entry: str = "main") -> dict[str, dict[str, Any]]:
+    return load(role, "meta/argument_specs.yml")["argument_specs"][entry].get("options") or {}
+
+
+def comments(role: str) -> dict[str, str]:
+    """The comment above each default."""
+    found: dict[str, str] = {}
+    block: list[str] = []
+    for line in (ROOT / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8").splitlines():
+        name = re.match(r"(\w+):", line)
+        if line.startswith("# "):
+            block.append(line[2:])
+        elif name:
+            found[name.group(1)] = " ".join(block)
+            block = []
+        elif not line.strip():
+            block = []
+    return found
+
+
+def value(default: Any) -> str:
+    if default is None or default == "":
+        return "(empty)"
+    return "`" + yaml.safe_dump(default, default_flow_style=True, width=1000).removesuffix("...\n").strip() + "`"
+
+
+def page() -> str:
+    out = [
+        "# Variables",
+        "",
+        "Made from the roles' `defaults/main.yml` and `meta/argument_specs.yml`, by",
+        "`UPDATE_DOCS=1 pytest tests/unit/test_argument_specs.py`. The product's own variables stand in role `sglang`.",
+    ]
+    for role in ORDER:
+        spec = load(role, "meta/argument_specs.yml")["argument_specs"]["main"]
+        out += ["", f"## {role}", "", spec["short_description"].rstrip(".") + ".", ""]
+        if not options(role):
+            out.append("No variables.")
+            continue
+        out += ["| variable | default | meaning |", "|---|---|---|"]
+        for name, option in options(role).items():
+            text = option["description"]
+            text = " ".join(text if isinstance(text, list) else [text])
+            cells = [f"`{name}`", value(option.get("default")), text]
+            out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    out += [
+        "",
+        "## Keys of an instance",
+        "",
+        "An item of `sglang_instances` may set, in place of the host's value:",
+        "",
+    ]
+    out.append(", ".join(f"`{key}`" for key in instance_keys()) + ".")
+    return "\n".join(out) + "\n"
+
+
+def instance_keys() -> list[str]:
+    filters = load_plugin("filter_plugins/sglang.py")
+    names = ["name", "gpus", *filters.PER_INSTANCE]
+    return ["drafter_block_size" if name == "block_size" else name for name in names]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_specs_and_defaults_agree(role: str) -> None:
+    specified = {name: option.get("default") for name, option in options(role).items() if not option.get("required")}
+    assert specified == defaults(role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_option_is_described_and_prefixed(role: str) -> None:
+    for name, option in options(role).items():
+        assert name.startswith(role + "_"), name
+        assert option.get("type"), name
+        assert option.get("description"), name
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if (ROOT / "roles" / role / "defaults" / "main.yml").exists()])
+def test_every_default_has_a_comment(role: str) -> None:
+    assert not [name for name, text in comments(role).items() if not text]
+
+
+def test_every_entry_point_of_role_sglang_takes_the_same_variables() -> None:
+    entries = load("sglang", "meta/argument_specs.yml")["argument_specs"]
+    files = {path.stem for path in (ROOT / "roles" / "sglang" / "tasks").glob("*.yml")}
+    assert set(entries) == files
+    assert all(entry["options"] == entries["main"]["options"] for entry in entries.values())
+
+
+def test_the_key_is_never_logged() -> None:
+    assert options("sglang")["sglang_api_key"]["no_log"] is True
+
+
+def test_resolution_knows_the_variables() -> None:
+    """Every variable that the filters read exists, and every setting of a request can be set from an inventory."""
+    read = set(load("sglang", "vars/main.yml")["__sglang_variables"])
+    assert read <= set(defaults("sglang"))
+    internal = {"model_path", "drafter_path", "api_key_set", "api_key_error", "measured_profile", "overrides", "errors"}
+    for key in set(profile_checks.DEFAULTS) - internal:
+        assert profile_checks.variable_of(key) in defaults("sglang"), key
+
+
+def test_page_is_current() -> None:
+    text = page()
+    if os.environ.get("UPDATE_DOCS"):
+        PAGE.write_text(text, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == text

@@ -1,0 +1,297 @@
+"""The filters of role sglang, and the plan as people read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import configurations
+import pytest
+from ansible.errors import AnsibleFilterError
+from dflash_fleet import plan
+from plugins import load
+
+filters = load("filter_plugins/sglang.py")
+
+VARIABLES: dict[str, Any] = {
+    "sglang_version": "0.5.11",
+    "sglang_build": "cuda",
+    "sglang_profile": "ep8",
+    "sglang_drafter": "dflash",
+    "sglang_cuda_graph": True,
+    "sglang_model": "moonshotai/Kimi-K2.6",
+    "sglang_model_revision": "a" * 40,
+    "sglang_drafter_model": "SubSir/Kimi-K2.6-DFlash-tmp-long",
+    "sglang_drafter_revision": "b" * 40,
+    "sglang_drafter_block_size": 8,
+    "sglang_host": "127.0.0.1",
+    "sglang_port": 30000,
+    "sglang_extra_args": {"watchdog-timeout": 900},
+    "sglang_environment": {"NCCL_P2P_LEVEL": "SYS"},
+    "sglang_root": "/var/lib/sglang",
+    "sglang_instances": [],
+    "sglang_api_key": "",
+}
+CANARY = "canary-3f9a"
+
+
+def test_scalars_describe_main() -> None:
+    (request,) = filters.sglang_requests(VARIABLES)
+    assert request["instance"] == "main"
+    assert request["block_size"] == 8
+    result = filters.sglang_resolve(request)
+    assert result["unit"] == "sglang-main-ep8.service"
+    assert result["cuda_graph"]["requested"] == "enabled"
+    assert result["model"]["path"] == "/var/lib/sglang/models/moonshotai--Kimi-K2.6/" + "a" * 40
+
+
+def test_instances_take_what_they_leave_out_from_the_scalars() -> None:
+    instances = [
+        {"name": "a", "profile": "tp4", "gpus": [0, 1, 2, 3], "extra_args": {"page-size": 16}},
+        {
+            "name": "b",
+            "profile": "tp4",
+            "gpus": [4, 5, 6, 7],
+            "port": 30001,
+            "drafter": "none",
+            "drafter_block_size": 4,
+        },
+    ]
+    requests = filters.sglang_requests(
+        {**VARIABLES, "sglang_instances": instances, "sglang_profiles": {"tp4": {"tp": 4}}}
+    )
+    assert filters.sglang_validate(requests) == []
+    first, second = filters.sglang_resolve_all(requests, {"b": {"sglang_mem_fraction_static": 0.8}})
+    assert first["unit"] == "sglang-a-tp4.service"
+    assert first["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert "--watchdog-timeout 900" in first["lines"]
+    assert "--page-size 16" in first["lines"]
+    assert (second["port"], second["drafter"]["algorithm"], second["degraded"]) == (30001, None, True)
+    assert not first["degraded"]
+
+
+@pytest.mark.parametrize(
+    ("instances", "words"),
+    [
+        ("a", "not a list of mappings"),
+        (["a"], "not a list of mappings"),
+        ([{"name": "a", "profil": "tp8"}], "did you mean profile?"),
+        ([{"name": "a", "block_size": 8}], "drafter_block_size"),
+        ([{"name": "a"}, {"name": "a", "port": 30001}], "two instances are called a"),
+        ([{"name": "a", "gpus": [0, 1]}], "needs 8"),
+    ],
+)
+def test_bad_instances(instances: Any, words: str) -> None:
+    problems = filters.sglang_validate(filters.sglang_requests({**VARIABLES, "sglang_instances": instances}))
+    assert any(words in problem for problem in problems), problems
+    assert all(problem.startswith("sglang_instances") for problem in problems)
+
+
+def test_problems_of_several_instances_say_whose_they_are() -> None:
+    instances = [{"name": "a", "port": 0, "gpus": list(range(8))}, {"name": "b", "gpus": list(range(8, 16))}]
+    problems = filters.sglang_validate(filters.sglang_requests({**VARIABLES, "sglang_instances": instances}))
+    assert problems == ["sglang_port: 0 is not a port; write a number from 1 to 65535, e.g. 30000 (instance a)"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("-" + CANARY, "dash"),
+        (CANARY + " x", "blanks"),
+        (CANARY + "\n", "blanks"),
+        ("é" + CANARY, "blanks"),
+        (12345, "not text"),
+    ],
+)
+def test_bad_keys_are_refused_without_showing_them(key: Any, words: str) -> None:
+    requests = filters.sglang_requests({**VARIABLES, "sglang_api_key": key})
+    problems = filters.sglang_validate(requests)
+    assert [problem for problem in problems if problem.startswith("sglang_api_key") and words in problem]
+    assert CANARY not in repr(requests)
+    assert CANARY not in repr(problems)
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "words"),
+    [(["disable_cuda_graphs"], "did you mean disable_cuda_graph?"), ("disable_cuda_graph", "list")],
+)
+def test_unknown_fallbacks(fallbacks: Any, words: str) -> None:
+    problems = filters.sglang_validate(filters.sglang_requests({**VARIABLES, "sglang_fallbacks": fallbacks}))
+    assert len(problems) == 1
+    assert problems[0].startswith("sglang_fallbacks")
+    assert words in problems[0]
+
+
+def test_problem_text_names_the_variables_first() -> None:
+    requests = filters.sglang_requests({**VARIABLES, "sglang_profile": "pp8", "sglang_port": 0})
+    lines = filters.sglang_problem_text(filters.sglang_validate(requests)).splitlines()
+    assert lines[0] == "Nothing was touched. To be corrected in the inventory: sglang_port, sglang_profile"
+    assert len(lines) == 3
+
+
+def test_key_never_leaves_the_filter() -> None:
+    requests = filters.sglang_requests({**VARIABLES, "sglang_api_key": CANARY, "sglang_host": "192.0.2.11"})
+    assert requests[0]["api_key_set"] is True
+    assert CANARY not in repr(requests)
+    assert CANARY not in repr(filters.sglang_resolve_all(requests))
+
+
+def test_key_set_can_be_said_instead() -> None:
+    assert filters.sglang_requests(VARIABLES, api_key_set=True)[0]["api_key_set"] is True
+
+
+def test_resolve_refuses_in_words() -> None:
+    (request,) = filters.sglang_requests({**VARIABLES, "sglang_profile": "pp8"})
+    with pytest.raises(AnsibleFilterError, match="sglang_profile: a pipeline cannot run with a drafter"):
+        filters.sglang_resolve(request)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (210.4, "3:30"),
+        (3722, "1:02:02"),
+        ("65", "1:05"),
+        (None, "-"),
+        ("", "-"),
+        ("soon", "-"),
+        (-1, "-"),
+        (True, "-"),
+        (float("inf"), "-"),
+        (float("nan"), "-"),
+    ],
+)
+def test_duration(seconds: Any, text: str) -> None:
+    assert filters.sglang_duration(seconds) == text
+
+
+def test_table() -> None:
+    rows = [{"host": "gpu-01", "ok": True, "n": 3}, {"host": "gpu-100", "note": "two\nlines", "n": 12}]
+    assert filters.sglang_table(rows, ["host", ["n", "number"], "ok", "note"]) == (
+        "host     number  ok   note\ngpu-01        3  yes  -\ngpu-100      12  -    two lines"
+    )
+    assert filters.sglang_table([], ["host"]) == "host"
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    requests = filters.sglang_requests({**VARIABLES, **changes})
+    problems = filters.sglang_validate(requests)
+    return {
+        "resolved": [] if problems else filters.sglang_resolve_all(requests),
+        "problems": problems,
+        "asked": False,
+        "state": {},
+    }
+
+
+def test_plan_answers_the_incident() -> None:
+    text = filters.sglang_plan({"gpu-01": host()})
+    assert "now       not asked" in text
+    assert "KNOWN TO FAIL  SGLang before 0.5.13 cannot replay CUDA graphs for DFLASH with expert parallelism" in text
+    places = [
+        text.index(words)
+        for words in ("1. sglang_version: 0.5.20", "2. sglang_profile: tp8", "3. sglang_cuda_graph: disabled")
+    ]
+    assert places == sorted(places)
+    assert "\n                  --ep-size 8 \\\n" in text
+
+
+def test_plan_groups_equal_hosts() -> None:
+    key = {"sglang_api_key": "k-1"}
+    hosts = {f"gpu-{number:03d}": host(sglang_host=f"192.0.2.{number}", **key) for number in range(1, 101)}
+    hosts["odd-01"] = host(sglang_profile="tp8", sglang_host="192.0.2.200", **key)
+    text = filters.sglang_plan(hosts)
+    assert text.count("command") == 2
+    assert "gpu-001, gpu-002, ... gpu-100 (100 hosts)" in text
+    assert "--host <each host's own address>" in text
+    assert "--host 192.0.2.200" in text
+
+
+def test_plan_shows_problems_per_host() -> None:
+    text = filters.sglang_plan({"a": host(sglang_profile="pp8"), "b": host()})
+    assert "cannot be deployed; nothing was touched" in text
+    assert "sglang_profile: a pipeline cannot run with a drafter" in text
+
+
+def state(condition: str = "serving", **release: Any) -> dict[str, Any]:
+    (result,) = filters.sglang_resolve_all(filters.sglang_requests(VARIABLES))
+    record = {
+        key: result[key]
+        for key in ("engine", "profile", "drafter", "cuda_graph", "model", "host", "port", "served_model_name", "unit")
+    }
+    rung = {
+        "remedy": "disable_cuda_graph",
+        "set": {"sglang_cuda_graph": "disabled"},
+        "cause": "cuda_graph_replay_failure",
+    }
+    return {
+        "main": {
+            "condition": condition,
+            "release": {**record, **release},
+            "unit": {"name": result["unit"]},
+            "ready": {"seconds": 210.4},
+            "rungs": {"rungs": [rung]},
+        }
+    }
+
+
+def test_plan_says_what_changes_and_how_long_it_took() -> None:
+    asked = {**host(sglang_version="0.5.20", sglang_profile="tp8"), "asked": True, "state": state("degraded")}
+    text = filters.sglang_plan({"gpu-01": asked})
+    assert "now       sglang-main-ep8.service, SGLang 0.5.11, degraded" in text
+    assert "release: 0.5.11 -> 0.5.20" in text
+    assert "profile: ep8 -> tp8" in text
+    assert "a restart follows (the last good start took 3:30)" in text
+    assert "recorded fallback disable_cuda_graph: sglang_cuda_graph: disabled, for cuda_graph_replay_failure" in text
+
+
+def test_plan_of_an_unchanged_and_of_a_fresh_host() -> None:
+    assert "none in release, profile" in filters.sglang_plan({"a": {**host(), "asked": True, "state": state()}})
+    assert "first deployment" in filters.sglang_plan({"a": {**host(), "asked": True, "state": {}}})
+
+
+def test_plan_hosts_take_defaults_and_facts() -> None:
+    facts = {
+        "a": {"sglang_profile": "pp8", "unrelated": 1, "sglang_plan_state": {"state": {"instances": {"main": {}}}}},
+        "b": {"sglang_port": 30001},
+    }
+    found = filters.sglang_plan_hosts(["a", "b"], facts, VARIABLES)
+    assert filters.sglang_plan_problems(found) == ["a"]
+    assert (found["a"]["asked"], found["a"]["state"]) == (True, {"main": {}})
+    assert found["b"]["asked"] is False
+    assert found["b"]["resolved"][0]["port"] == 30001
+
+
+@pytest.mark.parametrize(
+    ("answer", "now"),
+    [
+        ({"unreachable": True, "msg": "Failed to connect"}, "not asked (does not answer)"),
+        ({"failed": True, "msg": "may not be\nread"}, "not asked (may not be read)"),
+        ({"skipped": True, "msg": "Conditional"}, "not asked"),
+    ],
+)
+def test_plan_of_a_host_that_said_nothing(answer: dict[str, Any], now: str) -> None:
+    text = filters.sglang_plan(filters.sglang_plan_hosts(["a"], {"a": {"sglang_plan_state": answer}}, VARIABLES))
+    assert f"now       {now}\n" in text
+    assert "--ep-size 8" in text
+
+
+def test_changes_name_both_values() -> None:
+    (result,) = filters.sglang_resolve_all(filters.sglang_requests(VARIABLES))
+    assert plan.changes(result, {**result, "port": 30001}) == ["port: 30001 -> 30000"]
+
+
+def test_filters_are_all_registered() -> None:
+    assert {name for name in vars(filters) if name.startswith("sglang_")} == set(filters.FilterModule().filters())
+
+
+def test_golden_base_is_the_incident() -> None:
+    """The example request of the other tests is the one the filters build."""
+    (request,) = filters.sglang_requests(VARIABLES)
+    assert {key: request[key] for key in ("profile", "drafter", "version")} == {
+        key: configurations.INCIDENT[key] for key in ("profile", "drafter", "version")
+    }

@@ -1,0 +1,186 @@
+"""The controller half of the wait: slices, lines for a person, hosts that go away."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ansible.errors import AnsibleConnectionFailure
+
+FILE = Path(__file__).resolve().parents[2] / "action_plugins" / "sglang_wait.py"
+spec = importlib.util.spec_from_file_location("sglang_wait_action", FILE)
+plugin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plugin)
+
+
+def unfinished(phase, seconds, remaining=None, **progress):
+    shot = {
+        "percent": None,
+        "step": None,
+        "detail": "",
+        "ranks_done": 0,
+        "ranks": 8,
+        **progress,
+        "remaining": remaining,
+    }
+    return {
+        "finished": False,
+        "phase": phase,
+        "seconds": seconds,
+        "progress": shot,
+        "resume": {"phase": phase, "n": seconds},
+    }
+
+
+READY = {
+    "finished": True,
+    "ready": True,
+    "outcome": "ready",
+    "phase": "serving",
+    "seconds": 131.0,
+    "smoke": {"accept_length": 3.4},
+    "resume": None,
+}
+
+
+class Run:
+    """One task on one host, with the module's answers given."""
+
+    def __init__(self, monkeypatch, answers, args=None, terminal=True, check_mode=False, async_val=0, **task_vars):
+        self.answers = list(answers)
+        self.calls = []
+        self.lines = []
+        self.resets = 0
+        self.clock = 0.0
+        monkeypatch.setattr(plugin, "ON_TERMINAL", terminal)
+        monkeypatch.setattr(plugin.display, "display", lambda text, **_more: self.lines.append(text))
+        monkeypatch.setattr(plugin.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(plugin.time, "sleep", self.tick)
+        monkeypatch.setattr(plugin.ActionBase, "run", lambda *_args, **_more: {})
+        self.action = plugin.ActionModule.__new__(plugin.ActionModule)
+        self.action._task = SimpleNamespace(
+            args=args or {"unit": "x", "port": 1}, check_mode=check_mode, async_val=async_val
+        )
+        self.action._templar = SimpleNamespace(template=lambda value: value)
+        self.action._connection = SimpleNamespace(reset=self.reset)
+        self.action._execute_module = self.execute
+        self.vars = {"inventory_hostname": "gpu-1", "ansible_play_hosts_all": ["gpu-1", "gpu-100"], **task_vars}
+
+    def tick(self, seconds):
+        self.clock += seconds
+
+    def reset(self):
+        self.resets += 1
+
+    def execute(self, module_args, task_vars, wrap_async=False):
+        self.calls.append({**module_args, "_async": wrap_async})
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, tuple):
+            answer, took = answer
+            self.clock += took
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+    def go(self):
+        return self.action.run(task_vars=self.vars)
+
+
+def test_slices_and_lines(monkeypatch):
+    run = Run(
+        monkeypatch,
+        [
+            (unfinished("weights", 14.2, 100, ranks_done=8, percent=31), 1),
+            (unfinished("weights", 24.2, 90, ranks_done=8, percent=41), 10),
+            (unfinished("graph_capture", 118, None, step=[6, 17], detail="verify"), 3),
+            (READY, 5),
+        ],
+    )
+    result = run.go()
+    assert result == READY
+    assert run.lines == [
+        "gpu-1    0:14  weights        8/8 ranks  31 %   about 1:40 left",
+        "gpu-1    0:24  weights        8/8 ranks  41 %   about 1:30 left",
+        "gpu-1    1:58  graph_capture  0/8 ranks  verify 6/17",
+        "gpu-1    2:11  ready, accept length 3.40",
+    ]
+    assert [call["resume"] for call in run.calls] == [
+        {"phase": "launch"},
+        {"phase": "weights", "n": 14.2},
+        {"phase": "weights", "n": 24.2},
+        {"phase": "graph_capture", "n": 118},
+    ]
+    assert {call["slice"] for call in run.calls} == {plugin.SLICE}
+    assert {call["label"] for call in run.calls} == {"gpu-1"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        ("crashed", "crashed in warmup"),
+        ("hung", "hung in warmup"),
+        ("port_taken", "port taken"),
+        ("stopped", "stopped"),
+    ],
+)
+def test_last_line(monkeypatch, outcome, line):
+    failed = {"finished": True, "failed": True, "msg": "m", "outcome": outcome, "phase": "warmup", "seconds": 123.4}
+    run = Run(monkeypatch, [failed])
+    assert run.go()["failed"] is True
+    assert run.lines == [f"gpu-1    2:03  {line}"]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "mode", "shown"),
+    [(True, "auto", True), (False, "auto", False), (False, "always", True), (True, "never", False)],
+)
+def test_quiet_where_nobody_looks(monkeypatch, terminal, mode, shown):
+    run = Run(monkeypatch, [unfinished("weights", 1), READY], terminal=terminal, sglang_wait_progress=mode)
+    run.go()
+    assert bool(run.lines) is shown
+    assert run.calls[0]["slice"] == (plugin.SLICE if shown else plugin.QUIET_SLICE)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"check_mode": True},
+        {"async_val": 300},
+        {"args": {"unit": "x", "port": 1, "poll": "once"}},
+        {"args": {"unit": "x", "port": 1, "slice": 5}},
+    ],
+)
+def test_one_plain_run_where_there_is_nothing_to_slice(monkeypatch, more):
+    run = Run(monkeypatch, [unfinished("weights", 1)], **more)
+    result = run.go()
+    assert result["phase"] == "weights"
+    assert len(run.calls) == 1
+    assert "resume" not in run.calls[0]
+    assert run.calls[0]["_async"] is bool(more.get("async_val"))
+    assert run.lines == []
+
+
+def test_host_that_comes_back(monkeypatch):
+    away = AnsibleConnectionFailure("no route")
+    run = Run(monkeypatch, [unfinished("weights", 10), away, {"unreachable": True, "msg": "x"}, READY])
+    assert run.go() == READY
+    assert run.resets == 2
+    assert run.calls[-1]["resume"] == {"phase": "weights", "n": 10}
+    assert sum("out of reach" in line for line in run.lines) == 1
+
+
+def test_host_that_stays_away(monkeypatch):
+    run = Run(monkeypatch, [unfinished("weights", 10), AnsibleConnectionFailure("no route to 192.0.2.1")])
+    with pytest.raises(AnsibleConnectionFailure, match=r"192\.0\.2\.1"):
+        run.go()
+    assert run.clock >= plugin.AWAY
+    run = Run(monkeypatch, [{"unreachable": True, "msg": "gone"}])
+    assert run.go() == {"unreachable": True, "msg": "gone"}
+
+
+def test_module_that_fails_outright(monkeypatch):
+    run = Run(monkeypatch, [{"failed": True, "msg": "unit x.service does not exist on this host"}])
+    assert run.go()["msg"].startswith("unit x.service")
+    assert run.lines == []
