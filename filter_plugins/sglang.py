@@ -18,7 +18,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import plan, profiles, remedies
+from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies
 
 #: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
 PER_INSTANCE = (
@@ -185,6 +185,19 @@ def _why(answer: Mapping[str, Any]) -> str:
     return "" if answer.get("skipped") else " ".join(str(answer.get("msg") or "").split())[:160]
 
 
+def _recorded(request: Mapping[str, Any], instances: Mapping[str, Any], fallbacks: Sequence[str]) -> dict[str, Any]:
+    """What a deployment would begin with: the settings of the rung that this host remembers for the same wish.
+
+    The driver is part of that memory, but a plan does not ask for it: it is taken to be the one of the record.
+    """
+    found = instances.get(request["instance"]) or {}
+    for rung in found.get("rungs") or []:
+        driver = (rung.get("key") or {}).get("driver") or None
+        if ladder.remembered_rung(found, request, fallbacks, driver) == rung:
+            return dict(rung["set"])
+    return {}
+
+
 def sglang_plan_hosts(
     names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -199,12 +212,15 @@ def sglang_plan_hosts(
         state = answer.get("state") or {}
         requests = sglang_requests({key: facts.get(key, default) for key, default in defaults.items()})
         problems = sglang_validate(requests)
+        instances = state.get("instances") or {}
+        fallbacks = facts.get("sglang_fallbacks", defaults.get("sglang_fallbacks")) or []
+        recorded = {} if problems else {item["instance"]: _recorded(item, instances, fallbacks) for item in requests}
         hosts[str(name)] = {
-            "resolved": [] if problems else sglang_resolve_all(requests),
+            "resolved": [] if problems else sglang_resolve_all(requests, recorded),
             "problems": problems,
             "asked": bool(state),
             "why": _why(answer),
-            "state": state.get("instances") or {},
+            "state": instances,
         }
     return hosts
 

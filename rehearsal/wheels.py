@@ -208,6 +208,7 @@ def build(project: Path, environment: dict[str, str]) -> Path:
     if known:
         return known
     say(f"building {project.name}")
+    cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         run(
             [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],

@@ -11,7 +11,7 @@ Users add their own rows with the variable `sglang_crash_causes`; those are trie
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +124,7 @@ CAUSES: dict[str, Cause] = _table(
     ("other", "unknown", "the cause is not known", "No rule fits; the whole exception stands in the report."),
 )  # fmt: skip
 
-_GRAPH_FILE = r"[^\n:]*(?:cuda_?graph|graph_runner)[^\n:/]*"
+_GRAPH_FILE = r"(?:cuda_?graph|graph_runner)[^\n:/]{0,80}"
 _CAPTURE_FRAMES = (
     _GRAPH_FILE + r":(?:_?capture\w*|run_once|_end_current_segment|_?warmup_and_capture\w*|init_device_graphs)"
     r"|:(?:init_cuda_graphs?|init_device_graphs?|capture_model|capture_one_batch_size|_capture_cudagraphs?|capture_graph|init_decode_cuda_graph\w*|_dummy_run_capture)\b"
@@ -135,9 +135,9 @@ _WEIGHT_FRAMES = (
     r"|model_loader/|weight_utils\.py"
 )
 _SPEC_FILES = r"(?:speculative/|spec_decode/|dflash_|eagle_|dspark_|multi_layer_eagle|ngram_worker|spec_utils|dflash\.py|eagle\.py|spec_info)"
-_SPEC_FRAMES = r"(?:^|\n)[^\n:]*" + _SPEC_FILES + r"[^\n]*"
+_SPEC_FRAMES = _SPEC_FILES
 _DRAFT_FRAMES = (
-    r"(?:^|\n)[^\n:]*(?:dflash_worker|eagle_worker|dspark_worker|draft_worker|multi_layer_eagle_worker|spec_worker|/speculative/|spec_decode/|models/dflash|_eagle3?\.py|_nextn\.py)"
+    r"(?:dflash_worker|eagle_worker|dspark_worker|draft_worker|multi_layer_eagle_worker|spec_worker|/speculative/|spec_decode/|models/dflash|_eagle3?\.py|_nextn\.py)"
     r"|:(?:init_draft\w*|load_draft\w*|_?build_draft\w*|maybe_init_draft_worker|init_model_worker_draft)\b"
 )
 _OOM = (
@@ -152,8 +152,8 @@ _BUG_TYPES = (
 
 # The rule for a compiler's answer: names of compilers and of what starts them.
 _COMPILER = (
-    r"ninja: build stopped|Ninja build failed|Error building extension|[Nn]inja is required|nvcc error|nvcc fatal|error: command '\S*(?:nvcc|gcc|g\+\+|cc|ninja)\S*' failed"
-    r"|\['ninja'|\[\"ninja|ninja -v|returned non-zero exit status.{0,80}(?:nvcc|ninja|gcc|cc1)|(?:nvcc|ninja|gcc|cc|clang|tvm_ffi)\S*['\",].{0,2000}returned non-zero exit status"
+    r"ninja: build stopped|Ninja build failed|Error building extension|[Nn]inja is required|nvcc error|nvcc fatal|error: command '\S{0,200}(?:nvcc|gcc|g\+\+|cc|ninja)\S*' failed"
+    r"|\['ninja'|\[\"ninja|ninja -v|returned non-zero exit status.{0,80}(?:nvcc|ninja|gcc|cc1)|(?:nvcc|ninja|gcc|clang|tvm_ffi)\S{0,200}['\",].{0,2000}returned non-zero exit status"
     r"|NVRTC_ERROR_COMPILATION|NVRTC (?:error|compilation)|nvrtc: error|Failed to (?:JIT )?compile|[Cc]ompilation (?:failed|error)|CompilationError"
     r"|fatal error: \S+: No such file or directory|Failed to find C compiler|Assertion error \([^)]{0,300}/jit/[^)]{0,200}\)|CUDA_ERROR_INVALID_IMAGE|\bcicc\b"
     r"|CUDA_ERROR_INVALID_PTX|DeepGEMM.{0,80}compile|identifier \"[^\"]{1,100}\" is undefined|InductorError|BackendCompilerFailed"
@@ -208,8 +208,8 @@ ROWS: tuple[Row, ...] = (
         r"|CUDA (?:toolkit|compiler|version) .{0,60}(?:too old|or (?:newer|later|higher) is required|is not supported)|unsupported (?:CUDA|nvcc) version|requires? CUDA (?:toolkit )?(?:>=|1\d\.\d or)",
         why="nvcc or its caller states the version it needs."),
     Row("cuda_home", "cuda_home_invalid",
-        pattern=r"(?<![\w:])(?:[\s'\"=(]|^):/\S*/(?:bin/)?nvcc\b|: :/\S+: (?:not found|No such file)|CUDA_HOME\S* (?:=|is|points to|directory|path)? ?.{0,120}(?:does not exist|is not a directory|invalid)"
-        r"|No such file or directory: '?/\S*/bin/nvcc|/bin/sh: (?:\d+|line \d+): /\S*/bin/nvcc: (?:not found|No such file)|(?:^|\n)/\S*/bin/nvcc: (?:not found|No such file)",
+        pattern=r"(?:[\s'\"=(]|^):/\S{0,300}/(?:bin/)?nvcc\b|: :/\S+: (?:not found|No such file)|CUDA_HOME\S* (?:=|is|points to|directory|path)? ?.{0,120}(?:does not exist|is not a directory|invalid)"
+        r"|No such file or directory: '?/\S{0,300}/bin/nvcc|/bin/sh: (?:\d+|line \d+): /\S{0,300}/bin/nvcc: (?:not found|No such file)|^/\S{0,300}/bin/nvcc: (?:not found|No such file)",
         why="The full path of nvcc is built from CUDA_HOME; a leading colon or a wrong folder shows in it."),
     Row("toolkit_missing", "cuda_toolkit_missing",
         pattern=r"CUDA_HOME environment variable is not set|[Cc]ould not find (?:nvcc|CUDA|the CUDA|cuda)|Cannot find (?:nvcc|CUDA)|\bnvcc: (?:command )?not found|No such file or directory: '?nvcc|Unable to find (?:nvcc|CUDA)"
@@ -220,7 +220,7 @@ ROWS: tuple[Row, ...] = (
         why="The host pool compares its size with what is free, less a reserve."),
     Row("hicache_pin", "hicache_host_memory", frames=r"memory_pool_host|hicache|hiradix_cache|hi_radix",
         pattern=r"CUDA error|out of memory|cudaHost|pin|Cannot allocate|can't allocate|MemoryError|mmap|invalid argument",
-        unless=r"illegal memory access|device-side assert", why="Pinned host memory is refused by the driver or by the memlock limit."),
+        unless=r"illegal memory access|device-side assert triggered", why="Pinned host memory is refused by the driver or by the memlock limit."),
     Row("kv_pool", "kv_pool_too_small",
         pattern=r"[Nn]ot enough memory.{0,40}[Pp]lease try to increase --?mem.fraction|No available memory for the cache blocks|larger than the maximum number of tokens that can be stored in (?:the )?KV cache"
         r"|KV cache is needed, which is larger than the available KV cache memory|max_total_num_tokens.{0,40}(?:<= ?0|is (?:negative|zero|too small))",
@@ -245,7 +245,7 @@ ROWS: tuple[Row, ...] = (
         why="bind() says so, for HTTP, ZMQ and the process group alike."),
     # ---- graphs, where the inner error is not one of the above
     Row("custom_ar_frames", "cuda_graph_custom_allreduce", frames=r"custom_all_?reduce\w*\.py:|:register_graph_buffers|quick_all_reduce\w*\.py:", pattern=r"invalid argument|CUDA error|RuntimeError|cuda",
-        unless=r"illegal memory access|device-side assert|no kernel image|unspecified launch", phases=("graph_capture", "kv_cache", "dist_init", "weights", "launch", "warmup"),
+        unless=r"illegal memory access|device-side assert triggered|no kernel image|unspecified launch", phases=("graph_capture", "kv_cache", "dist_init", "weights", "launch", "warmup"),
         why="The custom all-reduce opens IPC handles of the other GPUs' buffers."),
     # ---- GPU architecture and faults
     Row("no_kernel_image", "unsupported_gpu_architecture",
@@ -253,7 +253,7 @@ ROWS: tuple[Row, ...] = (
         r"|(?:not (?:supported|compatible)|unsupported) (?:on|with|for) (?:this GPU|SM ?_?\d+|sm_\d+|compute capability|device capability)|(?:requires?|only supports?|only supported on).{0,60}(?:[Cc]ompute [Cc]apability|SM ?\d{2,3}|sm_?\d{2,3}|Hopper|Blackwell GPUs)"
         r"|out of resource: shared memory|OutOfResources|cudaErrorInvalidDeviceFunction|invalid device function",
         why="The loader finds no code for this architecture, a backend asks for another one, or a kernel needs more shared memory than this GPU has."),
-    Row("device_assert", "cuda_device_side_assert", pattern=r"device-side assert|cudaErrorAssert|CUDA_ERROR_ASSERT|Assertion `?[^\n]{1,200}`? failed\.?$", unless=r"INTERNAL ASSERT|^AssertionError",
+    Row("device_assert", "cuda_device_side_assert", pattern=r"device-side assert triggered|cudaErrorAssert|CUDA_ERROR_ASSERT|Assertion `?[^\n]{1,200}`? failed\.?$", unless=r"INTERNAL ASSERT|^AssertionError",
         why="The device reports the assert to the next call."),
     Row("illegal_access", "cuda_illegal_memory_access",
         pattern=r"illegal memory access|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS|misaligned address|cudaErrorMisalignedAddress|an illegal instruction was encountered|hipErrorIllegalAddress|Warp Illegal Address|invalid program counter",
@@ -294,7 +294,8 @@ ROWS: tuple[Row, ...] = (
         unless=r"AttentionBackend|backend", why="The target model lacks the hook that the drafter reads from."),
     Row("spec_kv_pages", "speculative_unsupported_model", frames=r":unify_kv_cache_spec_page_size|:unify_hybrid_kv_cache_specs|:_get_kv_cache_groups\w*", why="A hybrid model's KV pages cannot be unified with the drafter's."),
     Row("spec_backend", "unsupported_flag_combination", pattern=r"(?:does not|doesn't) support speculative|[Ss]peculative decoding is (?:currently )?not supported with|not supported by \w+ on device", why="Refused in words."),
-    Row("drafter_config", "drafter_mismatch",
+    Row("drafter_dimensions", "drafter_mismatch", pattern=r"(?:DFLASH|DSPARK|EAGLE3?) (?:target_hidden|fc\.weight|target_layer_ids|mask_token\w*)", why="The drafter's contract, in the engine's own words."),
+    Row("drafter_config", "drafter_mismatch", phases=(*LOADING, "graph_capture", "warmup"),
         pattern=r"(?:DFLASH|DFlash|DSPARK|EAGLE3?|[Dd]raft(?:er)?)\b(?s:.{0,160})(?:mismatch|out.of.range|outside the target|does not match|do not match|not match|must (?:equal|match)|requires? draft|must be (?:a list|non-empty|positive|>=|an int)|invalid)",
         unless=r"pp_size|pipeline|dp.attention|page_size|disaggregat|--speculative-draft-model-path|attention.backend", type=r"^(?:ValueError|RuntimeError|AssertionError|TypeError|KeyError)$",
         why="The drafter's contract is checked when it is loaded, and once more when the first hidden states arrive."),
@@ -303,12 +304,16 @@ ROWS: tuple[Row, ...] = (
     Row("drafter_weights_shape", "drafter_mismatch", type=r"^(?:AssertionError|RuntimeError|ValueError|KeyError)$", frames=r"(?s)" + _DRAFT_FRAMES,
         raised_in=r":(?:weight_loader\w*|default_weight_loader|load_weights\w*|_?load_\w*weight\w*)$", why="A tensor of the drafter has another shape than its config says."),
     Row("target_arch", "package_mismatch", pattern=r"Cannot find model module|[Mm]odel architectures? .{0,200}not supported|is not a registered model", why="The release does not know the target's architecture."),
+    # ---- the engine's own warm-up
+    Row("warmup_timeout", "scheduler_hang", pattern=r"Read timed out|ReadTimeout|TimeoutError", when={"warmup_error": True}, why="The warm-up's own request was never answered."),
+    Row("warmup_proxy", "warmup_failed_proxy", pattern=r"ProxyError|[Pp]roxy|<Response \[50[2347]\]>|<Response \[40[37]\]>", when={"warmup_error": True}, why="The warm-up asks its own address; a 502 or 503 comes from something in between."),
     # ---- weights and the hub
     Row("trust", "trust_remote_code_required", pattern=r"trust_remote_code|execute the (?:configuration|model(?:ing)?|tokenizer) file|Do you wish to run the custom code|contains custom code which must be executed",
         unless=r"unexpected keyword argument", why="transformers asks, and a unit has nobody to answer."),
-    Row("gated", "hf_auth_gated", pattern=r"gated repo|GatedRepoError|restricted and you are not in the authorized list|awaiting a review|Invalid (?:user )?token|token (?:is invalid|has expired)|Invalid credentials in Authorization"
-        r"|40[13] Client Error(?!(?s:.{0,600})Repository Not Found)(?s:.{0,300})huggingface|Access to model .{1,200} is restricted", why="The hub answers 401 or 403 and says so."),
-    Row("hub_404", "hf_not_found", pattern=r"Repository ?Not ?Found|RevisionNotFound|EntryNotFoundError|404 Client Error|is not a valid git identifier|not a valid model identifier|Revision Not Found", why="The hub answers 404."),
+    Row("gated", "hf_auth_gated", pattern=r"access(?:ing)? (?:a )?gated repo|GatedRepoError|restricted and you are not in the authorized list|awaiting a review|token (?:is invalid|has expired)|Invalid (?:user )?token|Access to model .{1,200} is restricted",
+        why="The hub answers 401 or 403 and says so."),
+    Row("hub_404", "hf_not_found", pattern=r"Repository ?Not ?Found|RevisionNotFound|EntryNotFoundError|404 Client Error|is not a valid git identifier|not a valid model identifier|Revision Not Found", why="The hub answers 404, or 401 to those without a token."),
+    Row("hub_401", "hf_auth_gated", pattern=r"40[13] Client Error(?s:.{0,300})(?:huggingface|hf\.co)|Invalid credentials in Authorization", why="A refusal without further words."),
     Row("corrupt", "weights_corrupt",
         pattern=r"Safetensor(?:s?)Error|MetadataIncompleteBuffer|InvalidHeader\w*|HeaderToo(?:Large|Small)|incomplete metadata|invalid (?:load key|header)|PytorchStreamReader|UnpicklingError|[Cc]hecksum (?:mismatch|verification|does not match)|sha256.{0,60}(?:mismatch|does not match)|Consistency check failed|file is (?:corrupt|truncated)|not a ZIP archive",
         why="The reader of the file refuses it."),
@@ -318,11 +323,9 @@ ROWS: tuple[Row, ...] = (
         unless=r"couldn't connect|Connection|nvcc", why="transformers and the loader name what they miss."),
     Row("hub_network", "network_transfer_failed",
         pattern=r"LocalEntryNotFoundError|couldn't connect to|Max retries exceeded|(?:Connect|Read)Timeout(?:Error)?|IncompleteRead|ChunkedEncodingError|Name or service not known|Temporary failure in name resolution|NameResolutionError|Network is unreachable|outgoing traffic has been disabled|5\d\d Server Error",
-        unless=r"gloo|TCPStore|ProcessGroup", why="HTTP clients name the failure."),
+        unless=r"gloo|TCPStore|ProcessGroup|127\.0\.0\.1|localhost|0\.0\.0\.0", why="HTTP clients name the failure."),
     # ---- permissions
     Row("permission", "permission_denied", pattern=r"PermissionError|Permission denied|\[Errno 13\]|\[Errno 1\] Operation not permitted|Read-only file system|\[Errno 30\]|[Ii]nsufficient [Pp]ermissions", why="Errors 1, 13 and 30."),
-    # ---- the engine's own warm-up
-    Row("warmup_proxy", "warmup_failed_proxy", pattern=r"ProxyError|[Pp]roxy|<Response \[50[2347]\]>|<Response \[40[37]\]>", when={"warmup_error": True}, why="The warm-up asks its own address; a 502 or 503 comes from something in between."),
     # ---- refusals by the argument resolver
     Row("refused_in_resolver", "unsupported_flag_combination", type=r"^(?:ValueError|AssertionError|NotImplementedError|RuntimeError)$",
         raised_in=r"(?:server_args\w*|arg_groups/\S+|\w+_hook|overrides|model_override\w*|validation\w*|arg_utils|vllm/config/\S+|vllm/config)\.py:", why="Raised by the code that checks options against each other."),
@@ -347,7 +350,7 @@ LINE_ROWS: tuple[Row, ...] = (
     Row("no_module", "package_mismatch", "line", r": No module named \S+|Error while finding module specification", why="python -m does not find the engine in this environment."),
     Row("bind", "port_in_use", "line", r"error while attempting to bind on address|[Aa]ddress already in use|EADDRINUSE", why="uvicorn prints it as a log line and goes on to shut down."),
     Row("shm_line", "nccl_shm_too_small", "line", r"creating shared memory segment|/dev/shm.{0,120}(?:No space|too small)", why="NCCL's own warning."),
-    Row("device_assert_line", "cuda_device_side_assert", "line", r"(?:block: \[|thread: \[).{0,200}Assertion.{0,300}failed|Assertion `?index out of bounds|device-side assert", why="The device prints the assert itself."),
+    Row("device_assert_line", "cuda_device_side_assert", "line", r"(?:block: \[|thread: \[).{0,200}Assertion.{0,300}failed|Assertion `?index out of bounds|device-side assert triggered", why="The device prints the assert itself."),
     Row("rocm_all", "cuda_graph_replay_failure", "line", r"^Memory access fault by GPU", phases=("warmup", "serving"), when={"faulting_processes_above": 1, "graphs": True, "served_nothing_yet": True},
         why="The same fault on every GPU at once, on the first batch after the capture."),
     Row("rocm", "cuda_illegal_memory_access", "line", r"^Memory access fault by GPU", why="The ROCm runtime ends the process."),
@@ -359,16 +362,19 @@ LINE_ROWS: tuple[Row, ...] = (
     Row("disk_line", "disk_full", "line", r"No space left on device", why="Printed by whoever could not write."),
     Row("driver_line", "driver_library_mismatch", "line", r"[Dd]river/library version mismatch", why="NVML."),
     Row("hicache_last", "hicache_host_memory", "line", r"Allocating [\d.]+ ?G[iB]+ host memory for hierarchical", when={"last_of_process": True}, why="The last thing the rank did."),
+    Row("engine_core_line", "engine_core_failed", "line", r"Engine core proc \S+ died unexpectedly|Engine core initialization failed", why="The consequence, printed by the API server."),
     Row("corrupt_line", "weights_corrupt", "line", r"Safetensor(?:s?)Error|MetadataIncompleteBuffer", why="Printed without a traceback."),
 )  # fmt: skip
 
 NATIVE_ROWS: tuple[Row, ...] = (
     Row("native_timeout", "nccl_collective_timeout", "native", r"collective operation timeout|failure detected by watchdog|Watchdog caught|HeartbeatMonitor|watchdog.{0,80}got stuck", why="torch's watchdog ends the process by abort."),
     Row("native_illegal", "cuda_illegal_memory_access", "native", r"illegal memory access|cudaErrorIllegalAddress", why="An asynchronous CUDA error, noticed in a C++ thread."),
-    Row("native_assert", "cuda_device_side_assert", "native", r"device-side assert|cudaErrorAssert", why="The same."),
+    Row("native_assert", "cuda_device_side_assert", "native", r"device-side assert triggered|cudaErrorAssert", why="The same."),
     Row("native_oom", "gpu_oom", "native", r"CUDA out of memory|CUDA error: out of memory", why="The same."),
     Row("native_shm", "nccl_shm_too_small", "native", r"creating shared memory segment|/dev/shm.{0,80}No space", why="NCCL's own text."),
     Row("native_nccl_error", "nccl_error", "native", r"SIGABRT(?s:.{0,4000})(?:DistBackendError|NCCL error)", why="A C++ NCCL error nobody caught."),
+    Row("native_rocm_all", "cuda_graph_replay_failure", "native", r"Memory access fault by GPU", phases=("warmup", "serving"), when={"faulting_processes_above": 1, "graphs": True, "served_nothing_yet": True},
+        why="The same fault on every GPU at once, on the first batch after the capture: the graph's inputs, not one GPU."),
     Row("native_rocm", "cuda_illegal_memory_access", "native", r"Memory access fault by GPU", why="The ROCm runtime aborts."),
     Row("native_bad_alloc", "host_memory_limit", "native", r"std::bad_alloc", why="operator new was refused."),
     Row("native_nccl", "native_segfault_nccl", "native", r"(?:SIGSEGV|SIGBUS)(?s:.{0,8000})(?:libnccl|pynccl|nccl[A-Z]\w+|\bnccl_?\w*\.py|ncclProxy)", why="A frame or the faulting library is NCCL's."),
@@ -406,6 +412,24 @@ def search(pattern: str, text: str) -> bool:
     if compiled is None:
         compiled = _COMPILED[pattern] = re.compile(pattern, re.MULTILINE)
     return bool(compiled.search(text))
+
+
+def words() -> set[str]:
+    """The words of the patterns: what programs print when they fail."""
+    text = " ".join(row.pattern for row in all_rows())
+    return set(re.findall(r"(?<![A-Za-z\\])[a-z]{2,20}(?![A-Za-z])", text.lower()))
+
+
+def line_matters(text: str, user: Sequence[Row] = ()) -> bool:
+    """One look for all rows of scope `line`."""
+    return bool(_any_line().search(text)) or any(search(row.pattern, text) for row in user if row.scope == "line")
+
+
+def _any_line() -> re.Pattern[str]:
+    compiled = _COMPILED.get("\0lines")
+    if compiled is None:
+        compiled = _COMPILED["\0lines"] = re.compile("|".join(f"(?:{row.pattern})" for row in LINE_ROWS), re.MULTILINE)
+    return compiled
 
 
 def user_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import bisect
 import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,22 +59,21 @@ class Record:
 def _record(index: int, entry: Mapping[str, Any]) -> Record:
     raw = entry.get("MESSAGE")
     text = journal.text_of(raw)
-    pid = journal.number(dict(entry), "_PID", "SYSLOG_PID")
-    plain = dict(entry)
+    pid = journal.number(entry, "_PID", "SYSLOG_PID")
     return Record(
         index=index,
         entry=entry,
-        kind=_kind(plain),
+        kind=_kind(entry),
         text=text or "",
         lost=text is None and "MESSAGE" in entry,
         pid=pid,
-        stamp=journal.realtime(plain),
-        invocation=journal.invocation_of(plain),
-        boot=journal.first(plain, "_BOOT_ID"),
+        stamp=journal.realtime(entry),
+        invocation=journal.invocation_of(entry),
+        boot=journal.first(entry, "_BOOT_ID"),
     )
 
 
-def _kind(entry: dict[str, Any]) -> str:
+def _kind(entry: Mapping[str, Any]) -> str:
     if journal.is_kernel(entry):
         return "kernel"
     message_id = journal.first(entry, "MESSAGE_ID")
@@ -93,7 +93,7 @@ def _kind(entry: dict[str, Any]) -> str:
 def _ordered(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Entries oldest first. A list that runs backwards (journalctl -r, some collectors) is turned round."""
     out = list(entries)
-    times = [journal.realtime(dict(entry)) for entry in out]
+    times = [journal.realtime(entry) for entry in out]
     known = [moment for moment in times if moment is not None]
     if len(known) == len(out) and len(out) > 1:
         rising = sum(1 for a, b in zip(known, known[1:]) if a < b)
@@ -102,8 +102,8 @@ def _ordered(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             out.reverse()
             known.reverse()
         # Clocks step; within one boot the monotonic clock does not.
-        boots = {journal.first(dict(entry), "_BOOT_ID") for entry in out}
-        mono = [journal.number(dict(entry), "__MONOTONIC_TIMESTAMP") for entry in out]
+        boots = {journal.first(entry, "_BOOT_ID") for entry in out}
+        mono = [journal.number(entry, "__MONOTONIC_TIMESTAMP") for entry in out]
         keys: list[int] = (
             [value or 0 for value in mono] if len(boots) == 1 and all(value is not None for value in mono) else known
         )
@@ -115,7 +115,7 @@ def _ordered(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 # --------------------------------------------------------------------------------------------- the analysis
 
 
-@dataclass
+@dataclass(eq=False)
 class Failure:
     """Something that ended, or may have ended, a process."""
 
@@ -130,9 +130,10 @@ class Failure:
     detail: str = ""
     stamp: int | None = None
     oom: bool = False
+    owner: Process | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     pid: int
     lines: list[Line] = field(default_factory=list)
@@ -276,6 +277,7 @@ class Analysis:
         self.oom_pids: dict[int, bool] = {}  # pid -> by the cgroup's limit
         self.oom_of_unit: list[bool] = []
         self.fabric_oom = 0
+        self.earlier_causes: list[str] = []
 
     # ------------------------------------------------------------------ facts
 
@@ -334,7 +336,7 @@ def _choose_run(records: list[Record], wanted: str) -> tuple[str, bool]:
         if record.invocation not in last:
             order.append(record.invocation)
         last[record.invocation] = record.boot or last.get(record.invocation, "")
-        if record.kind == "systemd" and journal.is_end(dict(record.entry)):
+        if record.kind == "systemd" and journal.is_end(record.entry):
             ended.add(record.invocation)
     if not order:
         return "", False
@@ -400,6 +402,7 @@ def _sort_out(analysis: Analysis, records: list[Record], wanted: str, given_kern
     if run:
         mine = [record for record in about if record.invocation == run]
         untagged = [record for record in about if not record.invocation]
+        writers = {record.pid for record in mine if record.pid is not None}
         span = [record.index for record in mine]
         low, high = (min(span), max(span)) if span else (0, -1)
         # Coredumps and journald's notes may name no invocation; what lies inside the run's time is the run's.
@@ -411,7 +414,7 @@ def _sort_out(analysis: Analysis, records: list[Record], wanted: str, given_kern
         mine += [
             record
             for record in untagged
-            if record.kind == "service" and low <= record.index <= high and _same_writer(record, mine)
+            if record.kind == "service" and low <= record.index <= high and record.pid in writers
         ]
         analysis.later = [record for record in about if record.kind == "systemd" and record.invocation != run]
     else:
@@ -445,12 +448,8 @@ def _sort_out(analysis: Analysis, records: list[Record], wanted: str, given_kern
         analysis.kernel.append(record)
 
 
-def _same_writer(record: Record, mine: list[Record]) -> bool:
-    return record.pid is not None and any(other.pid == record.pid for other in mine[:2000])
-
-
 def _about(record: Record, unit: str) -> bool:
-    entry = dict(record.entry)
+    entry = record.entry
     if journal.about_unit(entry, unit):
         return True
     named = journal.unit_of(entry)
@@ -467,7 +466,7 @@ def _about(record: Record, unit: str) -> bool:
 
 def _read_systemd(analysis: Analysis) -> None:
     for record in analysis.systemd:
-        entry = dict(record.entry)
+        entry = record.entry
         message_id = journal.first(entry, "MESSAGE_ID")
         text = record.text
         match = _EXIT_LINE.search(text)
@@ -531,7 +530,7 @@ def _read_processes(analysis: Analysis) -> None:
     pieces: list[Piece] = []
     titles: dict[Any, tuple[str, str]] = {}
     for record in analysis.service:
-        entry = dict(record.entry)
+        entry = record.entry
         if record.lost:
             continue
         key = record.pid if record.pid is not None else -1
@@ -539,9 +538,12 @@ def _read_processes(analysis: Analysis) -> None:
         if title and (key not in titles or title.startswith("sglang::")):
             titles[key] = (title, journal.first(entry, "_COMM"))
         pieces.append(Piece(record.index, key, record.text, journal.first(entry, "_LINE_BREAK"), record.stamp))
-    streams = tracebacks.join_pieces(pieces)
+    cut = any(piece.line_break == "pid-change" for piece in pieces)
+    streams = tracebacks.join_pieces(pieces, _words(pieces) if cut else frozenset())
     for key, lines in streams.items():
         for part_key, part in _split_tagged(key, lines).items():
+            if not part:
+                continue
             pid = part_key if isinstance(part_key, int) else part_key[1]
             process = Process(pid=pid, lines=part, first_index=part[0].index, last_index=part[-1].index)
             process.title, process.comm = titles.get(key, ("", ""))
@@ -549,6 +551,15 @@ def _read_processes(analysis: Analysis) -> None:
     for process in analysis.processes.values():
         _name(process)
         process.reports = tracebacks.parse(process.lines)
+
+
+def _words(pieces: Sequence[Piece]) -> frozenset[str]:
+    """Words that whole lines of this log and the cause table hold: they tell a cut between words from one inside a word."""
+    found = set(causes.words())
+    for piece in pieces[:20_000]:
+        if not piece.line_break and len(piece.text) < 2000:
+            found.update(re.findall(r"(?<![A-Za-z])[a-z]{1,20}(?![A-Za-z])", piece.text.lower()))
+    return frozenset(found)
 
 
 def _split_tagged(key: Any, lines: list[Line]) -> dict[Any, list[Line]]:
@@ -737,19 +748,20 @@ _NORMAL_AFTER = re.compile(
 )
 
 
-def _survived(report: Report, process: Process) -> bool:
+def _normal_work(process: Process) -> list[int]:
+    """Where the process logged that it went on with its work."""
+    return [
+        line.index
+        for line in process.lines
+        if _NORMAL_AFTER.search(line.text[:200])
+        or (line.prefix is not None and line.prefix.level == "INFO" and line.prefix.origin)
+    ]
+
+
+def _survived(report: Report, process: Process, work: Sequence[int]) -> bool:
     """The same process went on with its work: what it logged was not its death."""
-    later = 0
-    for line in reversed(process.lines):
-        if line.index <= report.last:
-            break
-        if _NORMAL_AFTER.search(line.text[:200]) or (
-            line.prefix is not None and line.prefix.level == "INFO" and line.prefix.origin
-        ):
-            later += 1
-            if later >= 2 or process.role == "scheduler":
-                return True
-    return False
+    later = len(work) - bisect.bisect_right(work, report.last)
+    return later >= 2 or (later >= 1 and process.role == "scheduler")
 
 
 def _read_failures(analysis: Analysis) -> None:
@@ -757,9 +769,10 @@ def _read_failures(analysis: Analysis) -> None:
     for process in analysis.processes.values():
         by_pid.setdefault(process.pid, process)
     for process in analysis.processes.values():
+        work = _normal_work(process) if process.reports else []
         for report in process.reports:
             strength = _strength(report, process, analysis)
-            if strength in (1, 2) and _survived(report, process):
+            if strength in (1, 2) and _survived(report, process, work):
                 strength = 0
             if not strength:
                 continue
@@ -788,7 +801,7 @@ def _read_failures(analysis: Analysis) -> None:
             _line_failure(analysis, process, line, by_pid)
     _kernel_failures(analysis, by_pid)
     for record in analysis.coredumps:
-        entry = dict(record.entry)
+        entry = record.entry
         pid = journal.number(entry, "COREDUMP_PID")
         signal = journal.first(entry, "COREDUMP_SIGNAL_NAME") or tracebacks.SIGNAL_NAMES.get(
             journal.number(entry, "COREDUMP_SIGNAL") or 0, ""
@@ -819,9 +832,46 @@ def _read_failures(analysis: Analysis) -> None:
                 min(index, record.index), pid, "native", 3, False, None, signal, None, record.text[:4000], record.stamp
             )
         )
+    _main_death(analysis, by_pid)
     for process in analysis.processes.values():
+        for failure in process.failures:
+            failure.owner = process
         analysis.failures += process.failures
     analysis.failures.sort(key=lambda failure: failure.index)
+
+
+def _main_death(analysis: Analysis, by_pid: dict[int, Process]) -> None:
+    """The main process itself died of a signal that nobody in the unit sent: what PID 1 says is all there is."""
+    if analysis.exit_code not in ("killed", "dumped") or analysis.exit_status is None or analysis.exit_index is None:
+        return
+    signal = tracebacks.SIGNAL_NAMES.get(analysis.exit_status, "")
+    by_systemd = analysis.start_timeout or analysis.systemd_watchdog
+    by_itself = bool(analysis.sigquits) or analysis.self_kill or analysis.sigterm_index is not None
+    if not signal or by_systemd or (signal == "SIGKILL" and by_itself) or signal in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return
+    if analysis.stop_index is not None and analysis.stop_index < analysis.exit_index:
+        return  # killed after its time to stop had run out
+    owner = by_pid.get(analysis.main) if analysis.main is not None else None
+    if owner is None:
+        return
+    if any(failure.kind in ("exception", "native") or failure.oom for failure in owner.failures):
+        return
+    record = analysis.by_index.get(analysis.exit_index)
+    kind = "native" if signal in tracebacks.NATIVE_SIGNALS else "killed"
+    owner.failures.append(
+        Failure(
+            analysis.exit_index - 0.2,
+            owner.pid,
+            kind,
+            3 if kind == "native" else 2,
+            False,
+            None,
+            signal,
+            None,
+            record.text if record is not None else "",
+            record.stamp if record is not None else None,
+        )  # fmt: skip
+    )
 
 
 def _unknown_process(analysis: Analysis, pid: int, comm: str, index: int) -> Process:
@@ -851,11 +901,11 @@ def _line_failure(analysis: Analysis, process: Process, line: Line, by_pid: dict
     match = _RANK_DIED.search(text) or _RANK_DEAD.search(text)
     if match:
         code_text = match.groupdict().get("code")
-        code = int(code_text) if code_text is not None else _following_exit_code(process, line)
+        told = int(code_text) if code_text is not None else _following_exit_code(process, line)
         victim = _rank_process(analysis, int(match.group("rank")))
         if victim is not None:
-            _child_death(victim, code, line)
-        elif code is not None and code < 0:
+            _child_death(victim, told, line)
+        elif told is not None and told < 0:
             process.failures.append(
                 Failure(
                     line.index,
@@ -864,8 +914,8 @@ def _line_failure(analysis: Analysis, process: Process, line: Line, by_pid: dict
                     2,
                     False,
                     None,
-                    tracebacks.SIGNAL_NAMES.get(-code, ""),
-                    code,
+                    tracebacks.SIGNAL_NAMES.get(-told, ""),
+                    told,
                     text,
                     line.stamp,
                 )
@@ -899,11 +949,11 @@ def _line_failure(analysis: Analysis, process: Process, line: Line, by_pid: dict
 
 def _following_exit_code(process: Process, line: Line) -> int | None:
     """Before 0.5.10 the exit code stood in a line of its own."""
-    for other in process.lines:
-        if other.index >= line.index:
-            match = _EXIT_CODE_LINE.match(other.text)
-            if match:
-                return int(match.group("code"))
+    at = bisect.bisect_left([other.index for other in process.lines[-4000:]], line.index)
+    for other in process.lines[-4000:][at : at + 20]:
+        match = _EXIT_CODE_LINE.match(other.text)
+        if match:
+            return int(match.group("code"))
     return None
 
 
@@ -934,7 +984,7 @@ def _kernel_failures(analysis: Analysis, by_pid: dict[int, Process]) -> None:
     limited: dict[int, bool] = {}
     ours: set[int] = set()
     for record in analysis.kernel:
-        match = _KERNEL_OOM_DETAIL.search(record.text)
+        match = _KERNEL_OOM_DETAIL.search(record.text[:2000])
         if match:
             pid = int(match.group("pid"))
             in_unit = bool(name) and f"/{name}" in (match.group("task") or "")
@@ -944,7 +994,7 @@ def _kernel_failures(analysis: Analysis, by_pid: dict[int, Process]) -> None:
             elif name and match.group("task"):
                 ours.discard(pid)
     for record in analysis.kernel:
-        text = record.text
+        text = record.text[:2000]
         index = _place(analysis, record)
         match = _KERNEL_OOM.search(text)
         if match:
@@ -1054,13 +1104,6 @@ def _first(failures: Sequence[Failure]) -> Failure | None:
     if own:
         return min(own, key=lambda failure: failure.index)
     return failures[0] if failures else None
-
-
-def _process_of(analysis: Analysis, failure: Failure) -> Process | None:
-    for process in analysis.processes.values():
-        if failure in process.failures:
-            return process
-    return None
 
 
 def _best_report(process: Process | None, failure: Failure) -> Report | None:
@@ -1205,8 +1248,8 @@ def _match(row: causes.Row, case: Case) -> bool:
         return False
     if row.unless_frames and causes.search(row.unless_frames, every_frame):
         return False
-    for link in case.links:
-        text = link.text[:20_000]
+    for link in case.links[:8] + case.links[8:][-4:]:
+        text = _head_and_tail(link.text)
         if row.type and not causes.search(row.type, link.type):
             continue
         if row.pattern and not causes.search(row.pattern, text):
@@ -1217,6 +1260,11 @@ def _match(row: causes.Row, case: Case) -> bool:
             continue
         return True
     return False
+
+
+def _head_and_tail(text: str) -> str:
+    """A message may be a compiler's whole output: what it begins and what it ends with tells the cause."""
+    return text if len(text) <= 12_000 else text[:8000] + "\n" + text[-4000:]
 
 
 def _engine_frame(frames: Sequence[Frame]) -> str:
@@ -1247,7 +1295,9 @@ def _others_hold_most(text: str, pids: set[int]) -> bool:
     return others > size(*total.groups()) / 2
 
 
-def _window(analysis: Analysis, failure: Failure | None, process: Process | None) -> list[str]:
+def _window(
+    analysis: Analysis, failure: Failure | None, process: Process | None, user: Sequence[causes.Row]
+) -> list[str]:
     """Lines for the rows of scope `line`: the failing process and its parent, around the failure."""
     centre = (
         failure.index
@@ -1304,7 +1354,7 @@ def _cause(
         "last_of_process": bool(last_line and re.search(r"host memory for hierarchical", last_line.text)),
     }
     native = _native_text(analysis, failure, process)
-    case = Case([link for link in links if link.type], phase, facts, native, _window(analysis, failure, process))
+    case = Case([link for link in links if link.type], phase, facts, native, _window(analysis, failure, process, rows))
 
     hardware = _hardware(analysis, failure)
     if hardware:
@@ -1595,6 +1645,7 @@ def diagnose(
     gaps: Iterable[str] = (),
     extra_causes: Iterable[Mapping[str, Any]] = (),
     secrets: Iterable[str] = (),
+    _nested: bool = False,
 ) -> dict[str, Any]:
     """The result of module journal_crash for one run of a unit.
 
@@ -1619,7 +1670,7 @@ def diagnose(
     )
     if not unit:
         analysis.unit = unit = next(
-            (journal.unit_of(dict(record.entry)) for record in analysis.records if journal.unit_of(dict(record.entry))),
+            (journal.unit_of(record.entry) for record in analysis.records if journal.unit_of(record.entry)),
             "",
         )
     _read_systemd(analysis)
@@ -1640,7 +1691,7 @@ def diagnose(
     verdict = _verdict(analysis, fatal, first)
     if verdict in ("running", "starting", "stopped_by_operator"):
         first = None
-    process = _process_of(analysis, first) if first is not None else None
+    process = first.owner if first is not None else None
     report = _best_report(process, first) if first is not None else None
     if report is not None:
         _repair(analysis, report)
@@ -1651,9 +1702,32 @@ def diagnose(
         cause = _harmless_cause(analysis, verdict)
     else:
         cause = _cause(analysis, verdict, first, process, report, phase, user)
+    if cause in OPPOSED and not _nested:
+        analysis.earlier_causes = _earlier_causes(records, analysis, user)
     _find_gaps(analysis, report, first, verdict)
     result = _assemble(analysis, verdict, cause, phase, first, process, report, fatal)
     return dict(redact_all(result, tuple(secrets)))
+
+
+#: Causes whose remedies pull in opposite directions: what the run before died of decides which are left.
+OPPOSED = frozenset({"kv_pool_too_small", "gpu_oom", "cuda_graph_capture_oom"})
+
+
+def _earlier_causes(records: Sequence[Record], analysis: Analysis, user: Sequence[causes.Row]) -> list[str]:
+    """What the runs just before died of, as far as their lines are here."""
+    order: list[str] = []
+    for record in records:
+        if record.invocation and record.kind == "service" and record.invocation not in order:
+            order.append(record.invocation)
+    if analysis.invocation not in order:
+        return []
+    before = order[: order.index(analysis.invocation)][-2:]
+    return [
+        diagnose([record.entry for record in records if record.invocation == run], analysis.unit, run, _nested=True)[
+            "cause"
+        ]
+        for run in before
+    ]
 
 
 def _harmless_cause(analysis: Analysis, verdict: str) -> str:
@@ -1666,7 +1740,7 @@ def _find_gaps(analysis: Analysis, report: Report | None, first: Failure | None,
     gaps = analysis.gaps
     dropped = 0
     for record in analysis.journald:
-        count = journal.number(dict(record.entry), "N_DROPPED")
+        count = journal.number(record.entry, "N_DROPPED")
         if count is None:
             match = re.search(r"Suppressed (\d+) messages", record.text)
             count = int(match.group(1)) if match else 0
@@ -1678,7 +1752,7 @@ def _find_gaps(analysis: Analysis, report: Report | None, first: Failure | None,
     lost = sum(1 for record in analysis.service if record.lost)
     if lost:
         gaps.append(f"{lost} entries came without their text (fields of 4096 bytes and more are null without --all)")
-    cut = [record for record in analysis.service if journal.first(dict(record.entry), "_LINE_BREAK") == "line-max"]
+    cut = [record for record in analysis.service if journal.first(record.entry, "_LINE_BREAK") == "line-max"]
     if cut:
         gaps.append(f"{len(cut)} lines were longer than journald keeps in one piece (48 KiB)")
     if report is not None and report.links:
@@ -1841,7 +1915,12 @@ def _effect(analysis: Analysis) -> dict[str, Any]:
 
 
 def _remedy_facts(analysis: Analysis, phase: str) -> dict[str, Any]:
-    return {"drafter": analysis.drafter(), "ep": analysis.ep(), "phase": phase}
+    return {
+        "drafter": analysis.drafter(),
+        "ep": analysis.ep(),
+        "phase": phase,
+        "earlier_causes": analysis.earlier_causes,
+    }
 
 
 def _ambiguous(analysis: Analysis, fatal: Sequence[Failure], process: Process) -> bool:
@@ -1853,7 +1932,7 @@ def _ambiguous(analysis: Analysis, fatal: Sequence[Failure], process: Process) -
 def _ranks(analysis: Analysis, fatal: Sequence[Failure]) -> list[str]:
     seen: list[str] = []
     for failure in sorted(fatal, key=lambda failure: failure.index):
-        owner = _process_of(analysis, failure)
+        owner = failure.owner
         if (
             owner is not None
             and owner.rank
@@ -2089,15 +2168,14 @@ def _frame_rows(frames: Sequence[Mapping[str, Any]]) -> list[str]:
     if not frames:
         return []
     chosen = [frames[-1]]
-    own = [
-        frame
-        for frame in reversed(frames[:-1])
-        if re.search(r"/(?:sglang|vllm)/", str(frame.get("file"))) or "site-packages" not in str(frame.get("file"))
-    ]
-    for frame in own:
-        name = str(frame.get("file")).rsplit("/", 1)[-1]
-        if re.search(r"worker|runner|scheduler|backend|server_args|model_loader", name) and frame not in chosen:
+    names = {str(frames[-1].get("file"))}
+    for frame in reversed(frames[:-1]):
+        file = str(frame.get("file"))
+        own = re.search(r"/(?:sglang|vllm)/", file) or not re.search(r"site-packages|dist-packages|/lib/python", file)
+        # One line per file: the way through the engine, not every step of it.
+        if own and file not in names and not re.search(r"scheduler\.py|engine/core\.py", file):
             chosen.append(frame)
+            names.add(file)
         if len(chosen) >= 3:
             break
     labels = [f"{str(frame.get('file')).rsplit('/', 1)[-1]}:{frame.get('line')}" for frame in chosen]

@@ -23,7 +23,7 @@ import struct
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -81,6 +81,7 @@ MAX_SCAN_SECONDS = 20.0
 MAX_LINE_BYTES = 8 << 20
 MAX_MESSAGE_CHARS = 64 << 10
 KERNEL_ENTRIES = 2000
+PREVIOUS_ENTRIES = 400
 KERNEL_BEFORE_US = 300 * 1_000_000
 KERNEL_AFTER_US = 30 * 1_000_000
 
@@ -99,6 +100,7 @@ class Collected:
     invocation_id: str | None = None
     gaps: list[str] = field(default_factory=list)
     scanned: int = 0
+    source: Journalctl | None = None  # where more can be read from
 
 
 # --------------------------------------------------------------------------------------------- decoding
@@ -121,7 +123,7 @@ def text_of(value: Any) -> str | None:
     return str(value)
 
 
-def first(entry: Entry, *names: str) -> str:
+def first(entry: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that is set, as text; empty when none is."""
     for name in names:
         value = entry.get(name)
@@ -132,7 +134,7 @@ def first(entry: Entry, *names: str) -> str:
     return ""
 
 
-def number(entry: Entry, *names: str) -> int | None:
+def number(entry: Mapping[str, Any], *names: str) -> int | None:
     """A field as an integer, None where it is missing or not one."""
     text = first(entry, *names).strip()
     try:
@@ -141,31 +143,31 @@ def number(entry: Entry, *names: str) -> int | None:
         return None
 
 
-def realtime(entry: Entry) -> int | None:
+def realtime(entry: Mapping[str, Any]) -> int | None:
     """Microseconds since the epoch, as journald took them in."""
     return number(entry, "__REALTIME_TIMESTAMP", "_SOURCE_REALTIME_TIMESTAMP")
 
 
-def is_kernel(entry: Entry) -> bool:
+def is_kernel(entry: Mapping[str, Any]) -> bool:
     return first(entry, "_TRANSPORT") == "kernel" or (
         not entry.get("_PID") and first(entry, "SYSLOG_IDENTIFIER") == "kernel"
     )
 
 
-def invocation_of(entry: Entry) -> str:
+def invocation_of(entry: Mapping[str, Any]) -> str:
     return first(
         entry, "_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID", "OBJECT_SYSTEMD_INVOCATION_ID"
     ).replace("-", "")
 
 
-def unit_of(entry: Entry) -> str:
+def unit_of(entry: Mapping[str, Any]) -> str:
     """The unit an entry is about: PID 1, coredump and journald speak about others than themselves."""
     return first(entry, "UNIT", "USER_UNIT", "COREDUMP_UNIT", "COREDUMP_USER_UNIT", "OBJECT_SYSTEMD_UNIT") or first(
         entry, "_SYSTEMD_USER_UNIT", "_SYSTEMD_UNIT"
     )
 
 
-def about_unit(entry: Entry, unit: str) -> bool:
+def about_unit(entry: Mapping[str, Any], unit: str) -> bool:
     if not unit:
         return True
     for name in (
@@ -182,7 +184,7 @@ def about_unit(entry: Entry, unit: str) -> bool:
     return first(entry, "MESSAGE_ID") == MSG_DROPPED and unit in first(entry, "MESSAGE")
 
 
-def is_end(entry: Entry) -> bool:
+def is_end(entry: Mapping[str, Any]) -> bool:
     """PID 1 says that a run of the unit is over."""
     message_id = first(entry, "MESSAGE_ID")
     if message_id:
@@ -380,7 +382,7 @@ def _open(path: str) -> IO[bytes]:
     magic = stream.read(2)
     stream.seek(0)
     if magic == b"\x1f\x8b":
-        return io.BufferedReader(gzip.GzipFile(fileobj=stream))  # type: ignore[arg-type]
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream))
     return stream
 
 
@@ -523,6 +525,8 @@ def collect_from_entries(
     collected = Collected(unit=unit, invocation_id=chosen or None)
     keeper, kernel = Keeper(), Keeper(head=0, tail=20 * KERNEL_ENTRIES)
     others = Keeper(head=50, tail=400)
+    before = previous_run(list(runs.values()), chosen)
+    earlier = Keeper(head=20, tail=PREVIOUS_ENTRIES)  # what the run before died of can turn a remedy round
     for entry in source():
         if is_kernel(entry):
             if kernel_interest(text_of(entry.get("MESSAGE")) or ""):
@@ -537,9 +541,11 @@ def collect_from_entries(
             times = realtime(entry)
             if times is not None:
                 span = [min(span[0], times), max(span[1], times)] if span else [times, times]
+        elif about and before and invocation == before:
+            earlier.add(entry)
         elif about and (not invocation or entry.get("UNIT") == unit):
             others.add(entry)  # what PID 1 says of other runs, and lines without an id: context only
-    collected.entries = _in_order(keeper.entries() + others.entries())
+    collected.entries = _in_order(keeper.entries() + others.entries() + earlier.entries())
     collected.scanned = keeper.count
     collected.kernel = [entry for entry in kernel.entries() if _near(entry, span)]
     if keeper.marked_left_out:
@@ -592,6 +598,13 @@ def choose(runs: list[_Run], boots: list[str]) -> str:
         if run.ended or cut_off:
             return run.invocation
     return newest.invocation
+
+
+def previous_run(runs: list[_Run], chosen: str) -> str:
+    """The run just before the chosen one; empty when there is none."""
+    ordered = [run.invocation for run in sorted(runs, key=lambda run: run.first_seen)]
+    at = ordered.index(chosen) if chosen in ordered else 0
+    return ordered[at - 1] if at > 0 else ""
 
 
 _KERNEL_INTEREST = re.compile(
@@ -764,7 +777,7 @@ def read_invocation(unit: str, invocation_id: str | None = None, source: Journal
     chosen = (invocation_id or "").replace("-", "") or None
     if chosen is None:
         chosen, told, cut_off = find_invocation(source, unit)
-    collected = Collected(unit=unit, invocation_id=chosen)
+    collected = Collected(unit=unit, invocation_id=chosen, source=source)
     if chosen is None:
         if source.errors:
             collected.gaps.append("the journal could not be read: " + source.errors[0])

@@ -77,7 +77,7 @@ def _now(host: Mapping[str, Any], instance: str) -> str:
     if condition == "absent":
         return "nothing"
     release = found.get("release") or {}
-    unit = (found.get("unit") or {}).get("name") or release.get("unit") or "no unit"
+    unit = found.get("unit") or release.get("unit") or "no unit"
     version = (release.get("engine") or {}).get("version")
     return ", ".join([unit, *([f"SGLang {version}"] if version else []), condition])
 
@@ -124,10 +124,9 @@ def _change(host: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
         lines.append(f"a restart follows{last}")
     else:
         lines.append("none in release, profile, drafter, graphs, model and address")
-    for rung in (found.get("rungs") or {}).get("rungs", []):
-        lines.append(
-            f"recorded fallback {rung.get('remedy')}: {assignment(rung.get('set') or {})}, for {rung.get('cause')}"
-        )
+    for rung in found.get("rungs") or []:
+        settings = assignment(rung.get("set") or {})
+        lines.append(f"recorded fallback {rung.get('remedy')} ({settings}) for {rung.get('cause')}")
     return lines
 
 

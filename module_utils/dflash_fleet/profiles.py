@@ -444,6 +444,10 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
         variable, message = problems.found[0]
         raise ConfigError(variable, message)
     asked = plan.request
+    if asked["overrides"]:  # a fallback is no reason to forget what would be better than it
+        wished = _prepare({**request, "overrides": {}}, Problems())
+        in_effect = _in_effect(plan)
+        plan.choices += [c for c in (wished.choices if wished else []) if not _holds(c["set"], in_effect)]
     options = _options(plan)
     build = profile_table.BUILDS[asked["build"]]
     environment = {**profile_table.ENVIRONMENT, **build["environment"], **plan.environment}

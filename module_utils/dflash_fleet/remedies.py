@@ -160,7 +160,7 @@ FOR_CAUSE: dict[str, tuple[str, ...]] = {
     "gpu_oom": ("lower_mem_fraction", "fewer_running_requests", "shorter_context", "drop_drafter", "free_gpu"),
     "gpu_oom_weights": ("more_gpus", "drop_drafter", "free_gpu"),
     "gpu_memory_busy": ("free_gpu", "lower_mem_fraction"),
-    "kv_pool_too_small": ("raise_mem_fraction", "shorter_context", "drop_drafter", "more_gpus"),
+    "kv_pool_too_small": ("raise_mem_fraction", "shorter_context", "fewer_running_requests", "drop_drafter", "more_gpus"),
     "host_oom_killer": ("more_host_memory", "smaller_hicache"),
     "host_memory_limit": ("raise_unit_memory", "more_host_memory"),
     "hicache_host_memory": ("smaller_hicache", "raise_memlock"),
@@ -207,7 +207,10 @@ FOR_CAUSE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: Changes that raise the risk of the failure they follow: never offered when the opposite failed just before.
-_OPPOSITE = {"lower_mem_fraction": "kv_pool_too_small", "raise_mem_fraction": "gpu_oom"}
+_OPPOSITE = {
+    "lower_mem_fraction": frozenset({"kv_pool_too_small"}),
+    "raise_mem_fraction": frozenset({"gpu_oom", "cuda_graph_capture_oom"}),
+}
 _MEM_FRACTION_STEP = 0.04
 _MEM_FRACTION_DEFAULT = 0.88
 
@@ -317,7 +320,7 @@ def remedies_for(
     seen: set[str] = set()
     for identity in FOR_CAUSE.get(cause, ()):
         remedy = REMEDIES[identity]
-        if not _right_for(remedy, parsed) or _OPPOSITE.get(identity) in earlier:
+        if not _right_for(remedy, parsed) or _OPPOSITE.get(identity, frozenset()) & earlier:
             continue
         if no_drafter and (identity == "drop_drafter" or (identity == "upgrade_for_speculation")):
             continue

@@ -18,6 +18,11 @@ MAX_MESSAGE_LINES = 400
 MAX_MESSAGE_CHARS = 48 << 10
 MAX_FRAMES = 400
 
+# Other threads of the same process print these between the lines of a record.
+_NOISE = re.compile(
+    r"\S{1,80}:\d+:\d+ \[\d+\] |NCCL version |\[?(?:rank\d+\]:)?\[?[IWE]\d{3,4} \d\d:\d\d:\d\d|[IWE]\d{4,8} \d\d:\d\d:\d\d\.\d+ "
+    r"|\S{1,200}\.py:\d+: \w*Warning: |nanobind: "
+)
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -62,6 +67,7 @@ _VLLM = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[(?P<new>[^\]\s]{1,120}?:\d+)\]|(?P<old>[\w./-]{1,120}:\d+)\])(?: |$)"
 )
 _TORCH_RANK = re.compile(r"\[(?P<rank>rank\d+)\]:(?: |$)(?!\[)")
+_COMPOSE = re.compile(r"[A-Za-z0-9][\w.]{0,40}(?:-[\w.]{1,40}){0,6}-\d{1,3} {1,30}\|(?: |$)")
 _COLLECTOR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)(?: |$)")
 _STANDARD = re.compile(
     r"(?:\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ?(?:-|\|)? ?)"
@@ -136,7 +142,7 @@ def split_prefix(text: str) -> tuple[Prefix | None, str]:
             rank = rank or match.group("rank")
             rest = rest[match.end() :]
             continue
-        match = _COLLECTOR.match(head)
+        match = _COLLECTOR.match(head) or _COMPOSE.match(head)
         if match:
             found = every_line = True
             rest = rest[match.end() :]
@@ -176,7 +182,26 @@ _BEGINS_ANEW = re.compile(
 _WANTS_BLANK = re.compile(r"(?:[:,]|\bFile|\bline|\bin|\bThread|\bthread|\bmodules:|\berror:)$")
 
 
-def join_pieces(pieces: Iterable[Piece]) -> dict[Any, list[Line]]:
+_WORD_END = re.compile(r"[A-Za-z]+$")
+_WORD_BEGIN = re.compile(r"^[A-Za-z]+")
+
+
+def _seam(left: str, right: str, words: frozenset[str]) -> str:
+    """What stood at a cut: a blank that journald stripped, or nothing because the cut went through a word."""
+    if not left or not right or right[0] in " \t":
+        return ""
+    if _WANTS_BLANK.search(left[-40:]):
+        return " "
+    before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
+    if before is None or after is None:
+        return ""
+    first, second = before.group().lower(), after.group().lower()
+    if first + second in words:
+        return ""
+    return " " if first in words and second in words else ""
+
+
+def join_pieces(pieces: Iterable[Piece], words: frozenset[str] = frozenset()) -> dict[Any, list[Line]]:
     """Group by writer and join what was cut.
 
     A piece ended by `pid-change` goes on in the same writer's next entry, one ended by `line-max` too. journald stripped
@@ -203,8 +228,8 @@ def join_pieces(pieces: Iterable[Piece]) -> dict[Any, list[Line]]:
                 emit(piece.key, index0, "".join(held_parts), stamp0)
             else:
                 parts = held_parts
-                if why == "pid-change" and _WANTS_BLANK.search(parts[-1][-40:]) and not text.startswith((" ", "\t")):
-                    parts.append(" ")
+                if why == "pid-change":
+                    parts.append(_seam(parts[-1], text, words))
                 parts.append(text)
                 index, stamp = index0, stamp0
         if piece.line_break in ("pid-change", "line-max", "nul"):
@@ -452,14 +477,16 @@ def _belongs(prefix: Prefix | None, start: Prefix | None) -> bool:
     """Can a line with this prefix be part of a record that began with `start`?"""
     if prefix is None:
         return True
-    if start is None:
+    if start is None or not (prefix.every_line and start.every_line):
         return False
-    return prefix.every_line and start.every_line and prefix.signature == start.signature
+    if start.origin or prefix.stamped:
+        return prefix.signature == start.signature
+    return (prefix.tag, prefix.tag_pid) == (start.tag, start.tag_pid)  # Ray: the tag alone goes on
 
 
 def _noise(line: Line, start: Prefix | None) -> bool:
     """A progress bar or a warning between the lines of a record: stepped over, does not end it."""
-    if is_progress(line.text):
+    if is_progress(line.text) or _NOISE.match(line.text[:300]):
         return True
     return bool(start is not None and start.every_line and line.prefix is None)
 
@@ -504,12 +531,18 @@ def _chain_on(cursor: _Cursor, report: Report, start: Prefix | None) -> None:
         line = cursor.line
         if not _belongs(line.prefix, start):
             return
-        if _noise(line, start) or line.text.strip() in ('"""', "'''"):
+        if _noise(line, start) or line.text.strip() in ("", '"""', "'''"):
             cursor.at += 1
             continue
         chained = _CAUSE.match(line.text) or _CONTEXT.match(line.text)
         if chained:
             cursor.at += 1
+            while (
+                cursor.more
+                and _belongs(cursor.line.prefix, start)
+                and (not cursor.line.text.strip() or _noise(cursor.line, start))
+            ):
+                cursor.at += 1
             if not cursor.more:
                 return
             following = cursor.line
@@ -568,7 +601,7 @@ def _link(cursor: _Cursor, report: Report, start: Prefix | None) -> Link:
             report.last = line.index
             cursor.at += 1
             continue
-        if _noise(line, start):
+        if _noise(line, start) or not stripped:
             cursor.at += 1
             continue
         match = _EXC.match(stripped)
@@ -833,7 +866,7 @@ def _ucx(cursor: _Cursor) -> Report:
     report = Report(
         "signal", line.index, line.index, prefix=line.prefix or NO_PREFIX, stamp=line.stamp, signal="SIGSEGV"
     )
-    rows = []
+    rows: list[str] = []
     cursor.at += 1
     while cursor.more and len(rows) < 200:
         text = cursor.line.text

@@ -368,16 +368,18 @@ def install(path: Path, requirements: str, interpreter: Interpreter, wheels: Pat
     command(pip, "installing", {"PIP_ROOT_USER_ACTION": "ignore"})
     seconds = {"install": round(time.monotonic() - started, 1)}
     started = time.monotonic()
-    # Compiled once here, not at every start by a user who may not write here. A package may carry files that are
-    # templates or for another Python: those do not compile, and nobody imports them.
-    subprocess.run(
-        [python, "-m", "compileall", "-qq", "-j", "0", str(path / "lib")],
-        check=False,
-        capture_output=True,
-        env=clean_environment(),
-    )
+    compile_all(path)
     seconds["compile"] = round(time.monotonic() - started, 1)
     return seconds
+
+
+def compile_all(path: Path) -> None:
+    """Compile once here, not at every start by a user who may not write here.
+
+    A package may carry files that are templates or for another Python: those do not compile, and nobody imports them.
+    """
+    words = [str(path / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0", str(path / "lib")]
+    subprocess.run(words, check=False, capture_output=True, env=clean_environment())
 
 
 def bootstrap_pip(requirements: Sequence[Requirement], wheels: Path) -> Path:
@@ -452,16 +454,20 @@ def verify(path: Path, requirements: Sequence[Requirement], check: Mapping[str, 
         if check.get("command"):
             steps.append(("the command line", [str(word) for word in check["command"]]))
         for what, words in steps:
-            done = subprocess.run(
-                [python, *words],
-                input=json.dumps(wanted),
-                text=True,
-                capture_output=True,
-                check=False,
-                env=environment,
-                cwd=home,
-                **who,
-            )
+            try:
+                done = subprocess.run(
+                    [python, *words],
+                    input=json.dumps(wanted),
+                    text=True,
+                    capture_output=True,
+                    check=False,
+                    env=environment,
+                    cwd=home,
+                    **who,
+                )
+            except PermissionError:
+                # For example an interpreter in somebody's home directory.
+                raise VenvError(f"the engine's user may not run {os.path.realpath(python)} or not read {path}")
             if done.returncode != 0 or (what == "the command line" and not done.stdout.strip()):
                 lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
                 raise VenvError(f"checking {what} failed (exit status {done.returncode}):\n" + "\n".join(lines[-12:]))

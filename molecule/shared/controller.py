@@ -60,7 +60,7 @@ def scenario_host(test_file: str, name: str) -> Any:
 
 def fleet(test_file: str, command: str, *arguments: str) -> str:
     """A command of rehearsal/fleet.py on the scenario's fleet."""
-    name = "molecule-" + Path(test_file).resolve().parents[1].name.replace("_", "-")
+    name = "molecule_" + Path(test_file).resolve().parents[1].name
     run = subprocess.run(
         [sys.executable, str(ROOT / "rehearsal/fleet.py"), command, name, *arguments],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -7,12 +7,20 @@ import shlex
 from typing import Any
 
 ROOT = "/var/lib/sglang"
+# Of the ordinary users that scenarios boot hosts with (hosts.yml); their playbooks take it from a vault.
+SUDO_PASSWORD = "rehearsal-only"  # noqa: S105
+
+
+def as_root(host: Any, command: str) -> Any:
+    """Run a command as root, whoever the host is reached as; returns Testinfra's result."""
+    if host.user().name == "root":
+        return host.run(command)
+    return host.run(f"printf '%s\\n' {SUDO_PASSWORD} | sudo -S -p '' -- /bin/sh -c {shlex.quote(command)}")
 
 
 def sudo(host: Any, command: str) -> str:
     """Run a command as root and return what it printed; it must succeed."""
-    with host.sudo():
-        run = host.run(command)
+    run = as_root(host, command)
     assert run.rc == 0, f"{command}: {run.stderr or run.stdout}"
     return str(run.stdout)
 

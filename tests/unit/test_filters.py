@@ -7,7 +7,7 @@ from typing import Any
 import configurations
 import pytest
 from ansible.errors import AnsibleFilterError
-from dflash_fleet import plan
+from dflash_fleet import ladder, plan
 from plugins import load
 
 filters = load("filter_plugins/sglang.py")
@@ -217,36 +217,55 @@ def test_plan_shows_problems_per_host() -> None:
     assert "sglang_profile: a pipeline cannot run with a drafter" in text
 
 
-def state(condition: str = "serving", **release: Any) -> dict[str, Any]:
-    (result,) = filters.sglang_resolve_all(filters.sglang_requests(VARIABLES))
-    record = {
-        key: result[key]
-        for key in ("engine", "profile", "drafter", "cuda_graph", "model", "host", "port", "served_model_name", "unit")
-    }
+def state(condition: str = "serving", **overrides: Any) -> dict[str, Any]:
+    """What sglang_state says of a host that serves VARIABLES, by a recorded fallback where there are overrides."""
+    (request,) = filters.sglang_requests(VARIABLES)
+    result = filters.sglang_resolve(request, overrides)
     rung = {
+        "key": ladder.key_of(request, "580.105.08"),
         "remedy": "disable_cuda_graph",
-        "set": {"sglang_cuda_graph": "disabled"},
+        "set": overrides,
         "cause": "cuda_graph_replay_failure",
     }
     return {
         "main": {
             "condition": condition,
-            "release": {**record, **release},
-            "unit": {"name": result["unit"]},
+            "release": ladder.release_record(result, "/var/lib/sglang/venvs/0123456789abcdef", ""),
+            "unit": result["unit"],
             "ready": {"seconds": 210.4},
-            "rungs": {"rungs": [rung]},
+            "rungs": [rung] if overrides else [],
         }
     }
 
 
+DEGRADED = {"sglang_cuda_graph": "disabled"}
+
+
 def test_plan_says_what_changes_and_how_long_it_took() -> None:
-    asked = {**host(sglang_version="0.5.20", sglang_profile="tp8"), "asked": True, "state": state("degraded")}
-    text = filters.sglang_plan({"gpu-01": asked})
+    facts = {
+        "sglang_version": "0.5.20",
+        "sglang_profile": "tp8",
+        "sglang_plan_state": {"state": {"instances": state("degraded", **DEGRADED)}},
+    }
+    text = filters.sglang_plan(filters.sglang_plan_hosts(["gpu-01"], {"gpu-01": facts}, VARIABLES))
     assert "now       sglang-main-ep8.service, SGLang 0.5.11, degraded" in text
     assert "release: 0.5.11 -> 0.5.20" in text
     assert "profile: ep8 -> tp8" in text
+    assert "CUDA graphs: disabled -> enabled" in text
     assert "a restart follows (the last good start took 3:30)" in text
-    assert "recorded fallback disable_cuda_graph: sglang_cuda_graph: disabled, for cuda_graph_replay_failure" in text
+    assert "recorded fallback disable_cuda_graph (sglang_cuda_graph: disabled) for cuda_graph_replay_failure" in text
+
+
+@pytest.mark.parametrize(("fallbacks", "changes"), [(["disable_cuda_graph"], False), ([], True)])
+def test_plan_begins_with_the_recorded_rung_that_the_inventory_still_lists(fallbacks: list[str], changes: bool) -> None:
+    facts = {
+        "sglang_plan_state": {"state": {"instances": state("degraded", **DEGRADED)}},
+        "sglang_fallbacks": fallbacks,
+    }
+    text = filters.sglang_plan(filters.sglang_plan_hosts(["a"], {"a": facts}, {**VARIABLES, "sglang_fallbacks": []}))
+    assert ("a restart follows" in text) is changes
+    assert ("--disable-cuda-graph" in text) is not changes
+    assert ("warning   degraded: sglang_cuda_graph is disabled instead of enabled" in text) is not changes
 
 
 def test_plan_of_an_unchanged_and_of_a_fresh_host() -> None:

@@ -369,6 +369,8 @@ def test_overrides_come_last_and_are_called_degraded() -> None:
     result = profiles.resolve({**configurations.INCIDENT, "overrides": {"sglang_cuda_graph": "disabled"}})
     assert result["cuda_graph"] == {"requested": "enabled", "effective": "disabled", "reason": "a recorded fallback"}
     assert result["degraded"]
+    better = [choice["set"] for choice in result["choices"]]
+    assert better == [{"sglang_version": "0.5.20"}, {"sglang_profile": "tp8"}]
     assert result["warnings"][0] == "degraded: sglang_cuda_graph is disabled instead of enabled, by a recorded fallback"
     assert not result["alarms"]
 

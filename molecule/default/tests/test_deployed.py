@@ -90,8 +90,7 @@ def test_environment_is_complete_and_not_the_engines_to_change(host):
     assert engine.sudo(host, f"stat -c %U {venv}").strip() == "root"
     version = engine.sudo(host, f"{venv}/bin/python -c 'import sglang; print(sglang.__version__)'").strip()
     assert version == "0.5.11+rehearsal"
-    with host.sudo():
-        assert host.run(f"runuser -u sglang -- touch {venv}/x").rc != 0
+    assert engine.as_root(host, f"runuser -u sglang -- touch {venv}/x").rc != 0
 
 
 def test_weights_are_published_and_verified(host):
@@ -128,9 +127,8 @@ def test_modes(host, path, mode, owner, group):
 
 def test_sandbox_is_enforced_not_only_written_down(host):
     pid = engine.show(host, UNIT, "MainPID")
-    with host.sudo():
-        denied = host.run(f"nsenter -t {pid} -m touch /usr/written")
-        allowed = host.run(f"nsenter -t {pid} -m touch /var/cache/sglang/main/written")
+    denied = engine.as_root(host, f"nsenter -t {pid} -m touch /usr/written")
+    allowed = engine.as_root(host, f"nsenter -t {pid} -m touch /var/cache/sglang/main/written")
     assert denied.rc != 0
     assert "Read-only file system" in denied.stderr
     assert allowed.rc == 0

@@ -53,8 +53,7 @@ def test_bad_input_stops_before_anything_is_touched(variable, arguments):
 
 def test_a_port_of_another_process_is_named():
     on = host(FIRST)
-    with on.sudo():
-        on.run("systemd-run --unit=other-server --collect python3 -m http.server 30777 --bind 127.0.0.1")
+    engine.sudo(on, "systemd-run --unit=other-server --collect python3 -m http.server 30777 --bind 127.0.0.1")
     time.sleep(1)
     try:
         output = controller.deploy(__file__, "-l", FIRST, "-e", "sglang_port=30777", rc=2)

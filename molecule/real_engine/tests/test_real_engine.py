@@ -25,7 +25,7 @@ VARIED = (
     "-e", "sglang_model=dflash-fleet/tiny-llama-varied",
     "-e", "sglang_model_revision=9c4180c01df6066db59559d2c56b2bcdb7fff065",
     "-e", "sglang_drafter_model=dflash-fleet/tiny-dflash-drafter-random",
-    "-e", "sglang_drafter_revision=97dd12ad524e39a646fad0686d66dc3fe25c6c28",
+    "-e", "sglang_drafter_revision=df615c9e5acbc435ace3c1c3c6de83853240a4b7",
 )
 READY = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:30000/ready', timeout=30).status)"
 NEAR_TIE = 0.01  # in log probability; bfloat16 makes equal tokens trade places

@@ -210,7 +210,7 @@ def cuda_error(words: str, code: str) -> Callable[[Plan, int, Failure], str]:
             f"information.\n{ASYNCHRONOUS}"
         )
         last = other("torch/cuda/streams.py", 231, "synchronize", "super().synchronize()")
-        top = named(list(loop_chain(plan)[:4])) if failure.at in ("warmup", "serving") else chain(plan, failure.at)
+        top = named(event_loop(plan)) if failure.at in ("warmup", "serving") else chain(plan, failure.at)
         return frames.traceback([*top, last], text)
 
     return build

@@ -118,6 +118,7 @@ CODE_SINCE_0_5_14: dict[str, str] = {
     "df.forward": "draft_logits_output = self.draft_model_runner.forward(",
     "df.target": "target_out = self.target_worker.forward_batch_generation(",
     "df.append": "self._append_target_hidden_to_draft_kv_by_loc(",
+    "df.project": "ctx_hidden = self.draft_model.project_target_hidden(target_hidden)",
 }
 
 _cache: dict[str, tuple[str, int, str]] = {}

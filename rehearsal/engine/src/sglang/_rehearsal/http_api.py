@@ -68,6 +68,9 @@ class Answer:
     def text(self) -> str:
         return speculation.text(0, self.count)
 
+    def ids(self) -> list[int]:
+        return [100 + index % len(speculation.WORDS) for index in range(self.count)]
+
     def meta(self) -> dict[str, Any]:
         """meta_info of /generate."""
         finish: dict[str, Any] | None = None
@@ -80,7 +83,7 @@ class Answer:
             "finish_reason": finish,
             "prompt_tokens": self.prompt,
             "weight_version": "default",
-            "total_retractions": 0,
+            "num_retractions" if releases.has("correct_drafts_names") else "total_retractions": 0,
             "completion_tokens": self.count,
             "cached_tokens": 0,
         }
@@ -99,13 +102,16 @@ class Answer:
         return info
 
     def usage(self) -> dict[str, Any]:
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.count,
             "completion_tokens": self.count,
             "prompt_tokens_details": None,
             "reasoning_tokens": 0,
         }
+        if releases.has("completion_details"):
+            usage["completion_tokens_details"] = None
+        return usage
 
 
 class Refusal(Exception):
@@ -387,7 +393,7 @@ class Handler(BaseHTTPRequestHandler):
             "effective_max_running_requests_per_dp": plan.args.max_running_requests,
             "decode_cuda_graph_bs": plan.capture_sizes if plan.decode_graphs else None,
         }
-        if plan.speculative and state["verifies"]:
+        if plan.speculative and state["accept"]:
             internal["avg_spec_accept_length"] = state["accept"]
         info: dict[str, Any] = {
             **plan.args.as_dict(),
@@ -405,16 +411,21 @@ class Handler(BaseHTTPRequestHandler):
         self._json(info)
 
     def _loads(self, _: dict[str, Any]) -> None:
-        stats = self.engine.stats
-        running, queued = stats.get("running", 0), stats.get("queued", 0)
-        self._json(
-            {
-                "timestamp": time.time(),
-                "dp_rank_count": 1,
-                "loads": [{"dp_rank": 0, "num_running_reqs": running, "num_waiting_reqs": queued}],
-                "aggregate": {"total_running_reqs": running, "total_waiting_reqs": queued},
-            }
-        )
+        engine = self.engine
+        gauges = engine.gauges()
+        load = {
+            "timestamp": time.time(),
+            "dp_rank": 0,
+            "num_running_reqs": gauges["running"],
+            "num_waiting_reqs": gauges.get("queued", 0),
+            "max_total_num_tokens": gauges["pool"],
+            "max_running_requests": engine.plan.args.max_running_requests,
+            "token_usage": gauges.get("usage", 0.0),
+            "gen_throughput": gauges.get("speed", 0.0),
+        }
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        ranks = len(engine.plan.ranks)
+        self._json({"timestamp": stamp, "version": engine.version, "num_accelerators": ranks, "loads": [load]})
 
     def _metrics(self, _: dict[str, Any]) -> None:
         text = self.engine.metrics.render(self.engine.gauges())
@@ -475,7 +486,7 @@ class Handler(BaseHTTPRequestHandler):
                 for piece in answer.grow():
                     # Text so far, unless --incremental-streaming-output asks for pieces.
                     shown = piece if incremental else answer.text
-                    yield {"text": shown, "output_ids": [], "meta_info": answer.meta()}
+                    yield {"text": shown, "output_ids": answer.ids(), "meta_info": answer.meta()}
 
             try:
                 self._stream(events())
@@ -485,8 +496,7 @@ class Handler(BaseHTTPRequestHandler):
         results = []
         for answer in answers:
             answer.finish()
-            ids = [100 + index % len(speculation.WORDS) for index in range(answer.count)]
-            results.append({"text": answer.text, "output_ids": ids, "meta_info": answer.meta()})
+            results.append({"text": answer.text, "output_ids": answer.ids(), "meta_info": answer.meta()})
         self._json(results if batch else results[0])
 
     def _completions(self, body: dict[str, Any]) -> None:
@@ -540,7 +550,6 @@ class Handler(BaseHTTPRequestHandler):
                     "role": "assistant",
                     "content": answer.text,
                     "reasoning_content": None,
-                    "tool_calls": None,
                 }
             else:
                 choice["text"] = answer.text
@@ -558,26 +567,28 @@ class Handler(BaseHTTPRequestHandler):
             head = {**head, "object": "chat.completion.chunk"}
         options = body.get("stream_options") or {}
         wants_usage = bool(options.get("include_usage"))
-        tail: dict[str, Any] = {"usage": None}
+        continuous = bool(options.get("continuous_usage_stats"))
+
+        def event(answer: Answer, index: int, part: dict[str, Any], reason: str | None) -> dict[str, Any]:
+            choice = {"index": index, **part, "logprobs": None, "finish_reason": reason, "matched_stop": None}
+            shown: dict[str, Any] = {**head, "choices": [choice]}
+            if continuous:
+                shown["usage"] = answer.usage()
+            elif not chat:
+                shown["usage"] = None
+            return shown
+
         for index, answer in enumerate(answers):
-            common: dict[str, Any] = {"index": index, "logprobs": None}
             if chat:
-                opening = {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": None}
-                choice: dict[str, Any] = {**common, "delta": opening, "finish_reason": None, "matched_stop": None}
-                yield {**head, "choices": [choice], **tail}
+                opening = {"reasoning_content": None, "role": "assistant", "content": ""}
+                yield event(answer, index, {"delta": opening}, None)
             for piece in answer.grow():
-                end = answer.reason if not chat else None
-                choice = {**common, "finish_reason": end, "matched_stop": None}
                 if chat:
-                    choice["delta"] = {"role": None, "content": piece, "reasoning_content": None, "tool_calls": None}
+                    yield event(answer, index, {"delta": {"reasoning_content": None, "content": piece}}, None)
                 else:
-                    choice["text"] = piece
-                usage = answer.usage() if options.get("continuous_usage_stats") else None
-                yield {**head, "choices": [choice], "usage": usage}
+                    yield event(answer, index, {"text": piece}, answer.reason)
             if chat:
-                last = {"role": None, "content": None, "reasoning_content": None, "tool_calls": None}
-                choice = {**common, "delta": last, "finish_reason": answer.reason, "matched_stop": None}
-                yield {**head, "choices": [choice], **tail}
+                yield event(answer, index, {"delta": {"reasoning_content": None}}, answer.reason)
         if wants_usage:
             total = answers[0].usage()
             for answer in answers[1:]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from . import releases
+from . import releases, shapes
 from .server_args import Plan
 
 TTFT = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0)
@@ -71,7 +71,7 @@ class Metrics:
     def render(self, stats: dict[str, Any]) -> str:
         """The exposition text."""
         name = str(self.plan.args.served_model_name).replace("\\", "\\\\").replace('"', '\\"')
-        base = f'model_name="{name}"'
+        base = f'engine_type="unified",model_name="{name}"'
         ranked = f'engine_type="unified",model_name="{name}",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
         graphs = self.plan.decode_graphs
         block = self.plan.block
@@ -83,6 +83,7 @@ class Metrics:
             ("token_usage", stats.get("usage", 0.0)),
             ("cache_hit_rate", 0.0),
             ("is_cuda_graph", float(graphs)),
+            ("weight_load_duration_seconds", self.startup.get("weights", 0.0)),
             ("max_total_num_tokens", stats.get("pool", 0)),
             ("weight_memory_usage_gb", stats.get("weight_gb", 0.0)),
             ("kv_cache_memory_usage_gb", stats.get("kv_gb", 0.0)),
@@ -94,29 +95,35 @@ class Metrics:
                 ("spec_accept_rate", (accept - 1) / max(1, block - 1) if accept else 0.0),
                 ("spec_num_draft_tokens", block),
             ]
-        gauges += [
-            ("weight_load_duration_seconds", self.startup.get("weights", 0.0)),
-            ("startup_time_seconds", self.startup.get("total", 0.0)),
-            ("startup_cuda_graph_time_seconds", self.startup.get("graph", 0.0)),
-        ]
+        phases = {"load_weight": "weights", "kv_cache_allocation": "kv", "scheduler_e2e": "scheduler"}
+        startup = [(name, self.startup.get(source, 0.0)) for name, source in phases.items()]
+        startup.append(("tokenizer_e2e", self.startup.get("total", 0.0)))
+        graph_times = shapes.graph_times(self.startup.get("graph", 0.0), self.plan)
         steps = float(stats.get("steps", 0.0))
         with self.lock:
             counters: list[tuple[str, str, float]] = [
                 ("prompt_tokens_total", base, self.prompt),
                 ("generation_tokens_total", base, self.generated),
                 ("num_requests_total", base, self.requests),
-                ("num_aborted_requests_total", base, self.aborted),
                 (
                     "cuda_graph_passes_total",
                     f'{ranked},mode="{"decode_cuda_graph" if graphs else "decode_none"}"',
                     steps,
                 ),
             ]
+            if self.aborted:
+                counters.append(("num_aborted_requests_total", base, self.aborted))
             if self.plan.speculative:
                 counters.append(("spec_verify_calls_total", base, float(stats.get("verifies", 0.0))))
             lines = ["# This is a rehearsal: no number here was measured on a GPU. [rehearsal]"]
             for metric, value in gauges:
                 lines += [f"# TYPE sglang:{metric} gauge", f"sglang:{metric}{{{ranked}}} {float(value)}"]
+            lines += ["# TYPE sglang:startup_time_seconds gauge"]
+            for phase, value in startup:
+                lines.append(f'sglang:startup_time_seconds{{{base},phase="{phase}"}} {value}')
+            lines += ["# TYPE sglang:startup_cuda_graph_time_seconds gauge"]
+            for phase, value in graph_times.items():
+                lines.append(f'sglang:startup_cuda_graph_time_seconds{{{base},phase="{phase}"}} {value}')
             for metric, labels, count in counters:
                 lines += [f"# TYPE sglang:{metric} counter", f"sglang:{metric}{{{labels}}} {float(count)}"]
             latency = "inter_token_latency_seconds"

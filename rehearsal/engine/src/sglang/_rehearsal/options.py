@@ -7,6 +7,7 @@ moved and ambiguous options are refused in the way and words of the real parser.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -45,13 +46,18 @@ class Row(NamedTuple):
 
 def rows(release: str = "") -> list[Row]:
     """The options that this release has, in the parser's order."""
+    return _rows(releases.nearest(release))
+
+
+@functools.cache
+def _rows(release: str) -> list[Row]:
     found = []
     with open(TABLE, encoding="utf-8") as stream:
         for line in stream:
             if line.startswith("#"):
                 continue
             f = line.rstrip("\n").split("\t")
-            if not releases.covers(f[0], f[1], releases.nearest(release)):
+            if not releases.covers(f[0], f[1], release):
                 continue
             choices = f[7].split("|") if f[7] else []
             flags = f[3].split(",")

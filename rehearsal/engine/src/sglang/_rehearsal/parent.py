@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import os
-import platform
 import queue
 import signal
 import sys
@@ -134,7 +133,7 @@ class Engine:
         self.control = [two[0] for two in wires.control]
         self.text = wires.text[1]
         wires.keep(self.text, *self.control)
-        self._pipes = (*wires.fuse, *wires.noise)  # kept open: a rank may write when the others are gone
+        self._pipes = (*wires.fuse, *wires.logged, *wires.noise)  # kept open: a rank may write when the others are gone
 
     @property
     def schedulers(self) -> list[process.Child]:
@@ -194,7 +193,7 @@ class Engine:
             "load_weight": seconds["weights"],
             "kv_cache_allocation": seconds["kv"],
             "scheduler_e2e": seconds["scheduler"],
-            "cuda_graph": {"target_verify": seconds["graph"]} if seconds["graph"] else {},
+            "cuda_graph": shapes.graph_times(seconds["graph"], self.plan),
             "tokenizer_e2e": seconds["total"],
         }
 
@@ -429,19 +428,14 @@ class Engine:
                 os.kill(os.getpid(), signal.SIGQUIT)
                 return
 
-    def _frame(self) -> str:
-        """How Python prints the frame that a signal interrupted."""
-        version = ".".join(platform.python_version_tuple()[:2])
-        file = f"/usr/lib/python{version}/asyncio/runners.py"
-        return f"<frame at {hex(id(self))}, file '{file}', line 118, code run>"
-
     def _on_sigquit(self, signum: int, _: Any) -> None:
         # The other ranks' signals arrive while this one is handled; the real event loop is busy with the first, too.
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         if not self.first_request:
             logs.error("Received sigquit from a child process. It usually means the child failed.")
         else:
-            logs.error(f"SIGQUIT received. signum={signum}, frame={self._frame()}. It usually means one child failed.")
+            # An event loop's handler gets neither of the two.
+            logs.error("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
             self.stop_watching.set()
             self._diagnose()
         if any(failure.kind == "exit_zero" for failure in self.failures):
@@ -499,9 +493,7 @@ class Engine:
     def _on_early_sigterm(self, signum: int, _: Any) -> None:
         """The web server's own handler while no request has come, the drain after that."""
         if self.first_request:
-            logs.warning(
-                f"SIGTERM received. signum={signum} frame={self._frame()}. Draining requests and shutting down..."
-            )
+            logs.warning("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
             self.draining = True
             return
         self.terminated = True

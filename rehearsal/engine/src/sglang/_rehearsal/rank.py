@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import os
 import resource
+import select
 import signal
 import socket
 import threading
@@ -37,6 +38,7 @@ class Wires:
         self.tokens = pair()  # rank 0 -> detokenizer
         self.text = pair()  # detokenizer -> main
         self.fuse = os.pipe()  # who fails first lets the others go on
+        self.logged = os.pipe()  # they tell the first that they have
         self.noise = os.pipe()  # a death that the others talk about
 
     def keep(self, *wanted: Any) -> None:
@@ -57,7 +59,7 @@ class Rank:
         self.leader = index == 0
         self.parent = os.getppid()
         self.control: Channel = wires.control[index][1]
-        self.fuse, self.noise = wires.fuse, wires.noise
+        self.fuse, self.logged, self.noise = wires.fuse, wires.logged, wires.noise
         self.memory = shapes.Memory(settings.gpu_gb, index)
         self.timings: dict[str, float] = {}
         if self.leader:
@@ -147,11 +149,13 @@ class Rank:
             # All weights, then all pools, then all graphs.
             if plan.speculative:
                 self._weights(spread, draft=True)
+                self._drafter_ready()
             self.barrier()
             self._pool(draft=False)
             if plan.speculative:
                 self._pool(draft=True)
-                self._drafter_ready()
+            for line in shapes.after_pools(plan):
+                logs.info(line)
             self._graphs(draft=False)
             if plan.speculative:
                 self._graphs(draft=True)
@@ -163,10 +167,14 @@ class Rank:
                 self._weights(spread, draft=True)
                 self.barrier()
                 self._pool(draft=True)
+                for line in shapes.after_pools(plan):
+                    logs.info(line)
                 self._graphs(draft=True)
                 self._drafter_ready()
         if self.leader:
             logs.info(shapes.sizing(plan, self.memory))
+        for line in shapes.prefix_cache():
+            logs.info(line)
         self.barrier()
 
     def _drafter_warnings(self) -> None:
@@ -325,15 +333,32 @@ class Rank:
                 logs.raw(line)
         assert kind.text is not None
         logs.exact(f"Scheduler hit an exception: {kind.text(self.plan, self.index, failure)}")
-        if led and not self.leader:
+        speaks = self._after_all(first, led) if kind.every_rank else True
+        if led and not self.leader and not kind.every_rank:
             self._answer()
-        elif not led and kind.every_rank and first:
-            os.write(self.fuse[1], b"!" * (len(self.plan.ranks) - 1))
-        if failure.kind != "zombie":
-            time.sleep(0.02)  # the others are milliseconds behind
+        if speaks and failure.kind != "zombie":
             self._signal_parent()
         # The exception was caught, so the process ends by itself with status 0. Its main process kills it sooner.
         os._exit(0)
+
+    def _after_all(self, first: bool, led: bool) -> bool:
+        """Lets every rank log before one of them tells the main process: milliseconds on real GPUs, longer on a laptop.
+
+        Returns whether this rank is the one to tell.
+        """
+        others = len(self.plan.ranks) - 1
+        if led:
+            if not self.leader:
+                self._answer()
+            return self.leader  # it comes last
+        if not first:
+            os.write(self.logged[1], b"!")
+            return False
+        os.write(self.fuse[1], b"!" * others)
+        deadline = time.monotonic() + 1.0
+        while others > 0 and select.select([self.logged[0]], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            others -= len(os.read(self.logged[0], others))
+        return True
 
     def _signal_parent(self) -> None:
         try:
@@ -444,6 +469,7 @@ class Loop:
         # Counters since the last decode line, and since the start
         self.interval: dict[str, float] = {"steps": 0, "verifies": 0, "tokens": 0, "since": time.monotonic()}
         self.total: dict[str, float] = {"verifies": 0, "tokens": 0, "steps": 0}
+        self.average = 0.0  # accept length since the start, as of the last decode line
         self.last_accept = 0.0
         self.last_speed = 0.0
 
@@ -653,6 +679,7 @@ class Loop:
             )
         )
         self.last_accept, self.last_speed = accept, speed
+        self.average = self.total["tokens"] / max(1.0, self.total["verifies"])
         self.interval = {"steps": 0, "verifies": 0, "tokens": 0, "since": now}
         self._stats(batch)
 
@@ -677,9 +704,8 @@ class Loop:
         self.rank.control.send({"stats": {**self._state(), "running": running, "queued": len(self.waiting)}})
 
     def _state(self) -> dict[str, Any]:
-        mean = self.total["tokens"] / self.total["verifies"] if self.total["verifies"] else 0.0
         return {
-            "accept": mean,
+            "accept": self.average,
             "last_accept": self.last_accept,
             "speed": self.last_speed,
             "usage": self._usage(),

@@ -15,7 +15,7 @@ ORDER: tuple[str, ...] = (
 
 # behaviour -> the first release that has it
 CHANGES: dict[str, str] = {
-    "correct_drafts_names": "0.5.12",  # spec_accepted_drafts became spec_num_correct_drafts
+    "correct_drafts_names": "0.5.12",  # spec_accepted_drafts became spec_num_correct_drafts, total_retractions num_...
     "draft_slot_skips_none": "0.5.13",  # graph replay no longer copies from a missing source: the incident is over
     "kv_dtype": "0.5.13",  # "KV Cache is allocated. dtype: ..."
     "kill_line": "0.5.13",  # "kill_process_tree called: ..."
@@ -27,12 +27,14 @@ CHANGES: dict[str, str] = {
     "draft_config_words": "0.5.16",  # "DFLASH draft config num_target_layers" lost its first word
     "startup_timings": "0.5.17",
     "noise_embed_scale": "0.5.18",  # one more field in the drafter's ready line
+    "unified_cache": "0.5.18",  # the prefix cache names itself
     "freeze_gc": "0.5.18",  # the warm-up ends with POST /freeze_gc
     "args_as_dict": "0.5.19",  # server_args={...} instead of ServerArgs(...)
     "clean_exit": "0.5.19",  # a drain ends with exit 0 instead of SIGKILL on itself
     "ready_endpoint": "0.5.20",
     "launch_command": "0.5.20",  # in /server_info
     "init_parallel": "0.5.21",  # "Init parallel begin." instead of "Init torch distributed begin."
+    "completion_details": "0.5.23",  # completion_tokens_details in usage
     "graph_bs_at_end": "0.5.22",  # the captured sizes moved from the begin line to the end line
 }
 

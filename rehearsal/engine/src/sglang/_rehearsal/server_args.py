@@ -140,7 +140,7 @@ def parse(argv: list[str]) -> tuple[ServerArgs, list[str]]:
 
 def resolve(args: ServerArgs, merged: list[str]) -> Plan:
     """Applies the rules; raises Refused where real SGLang would."""
-    plan = Plan(args, "python -m sglang.launch_server " + " ".join(merged))
+    plan = Plan(args, " ".join(merged))
     say = plan.messages
     args.tokenizer_path = args.tokenizer_path or args.model_path
     args.device = args.device or "cuda"

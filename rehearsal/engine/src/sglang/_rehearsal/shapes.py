@@ -198,14 +198,50 @@ def first_verify(drafts: int) -> list[str]:
 
 
 # Serving ----------------------------------------------------------------------------------------------------------
+def graph_times(seconds: float, plan: Plan) -> dict[str, float]:
+    """Capture seconds by the names of the real report; the drafter's verify graph counts as its decode graph."""
+    times = dict.fromkeys(("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend"), 0.0)
+    if plan.speculative:
+        times["target_verify"], times["draft_decode"] = seconds * 0.7, seconds * 0.3
+    else:
+        times["decode"] = seconds
+    return times
+
+
+def after_pools(plan: Plan) -> list[str]:
+    """Each rank, before any graph."""
+    lines = []
+    backend = plan.args.speculative_draft_attention_backend
+    if plan.speculative and (backend or plan.args.attention_backend):
+        lines.append(f"Overriding draft attention backend to {backend or plan.args.attention_backend}.")
+    if has("graph_roles") and not plan.prefill_graphs:
+        reason = (
+            "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' "
+            "(e.g. via --cuda-graph-backend-prefill=disabled or auto-disable rules)."
+        )
+        lines += [reason] * (2 if plan.speculative else 1)
+    return lines
+
+
+def prefix_cache() -> list[str]:
+    """Each rank, once its scheduler has a cache for prefixes."""
+    lines = []
+    if has("unified_cache"):
+        lines.append("Init Unified Radix Cache. Components: (<ComponentType.FULL: 0>,). Tree Core: RustUnifiedTreeCore")
+    if has("kv_dtype"):
+        kind = "UnifiedRadixCache" if has("unified_cache") else "RadixCache"
+        more = "" if has("init_parallel") else " streaming_wrapped=False"
+        lines.append(
+            f"Tree cache initialized: source=default impl={kind} hybrid_swa=False hybrid_ssm=False "
+            f"hicache_attached=False{more}"
+        )
+    return lines
+
+
 def startup_timings(seconds: dict[str, float], plan: Plan) -> list[str]:
     if not has("startup_timings"):
         return []
-    graphs = ""
-    if plan.decode_graphs and plan.speculative:
-        graphs = f"target_verify={seconds['graph'] * 0.7:.2f}, draft_verify={seconds['graph'] * 0.3:.2f}"
-    elif plan.decode_graphs:
-        graphs = f"target_decode={seconds['graph']:.2f}"
+    graphs = ", ".join(f"{name}={value:.2f}" for name, value in graph_times(seconds["graph"], plan).items())
     return [
         f"Engine startup timings (s): load_weight={seconds['weights']:.2f}, kv_cache_allocation={seconds['kv']:.2f}, "
         f"scheduler_e2e={seconds['scheduler']:.2f}, cuda_graph={{{graphs}}}, tokenizer_e2e={seconds['total']:.2f}"
