@@ -926,11 +926,10 @@ def render_inventory(fleet: Fleet, spec: FleetSpec, addresses: dict[str, str], e
             "ansible_ssh_common_args": options,
             "ansible_python_interpreter": "/usr/bin/python3",
         }
-        if host.user != "root":
-            entry["ansible_become"] = True
-            if not any((host.sudo_password, host.sudo_password_env, host.sudo_password_file)):
-                kept = password_file(fleet, host)
-                entry["ansible_become_password"] = f"{{{{ lookup('ansible.builtin.file', '{kept}') }}}}"
+        # No ansible_become: a task that needs root says so, and what works here works for every ordinary user.
+        if host.user != "root" and not any((host.sudo_password, host.sudo_password_env, host.sudo_password_file)):
+            kept = password_file(fleet, host)
+            entry["ansible_become_password"] = f"{{{{ lookup('ansible.builtin.file', '{kept}') }}}}"
         entry.update(dict(host.vars))
         hosts[host.name] = entry
         for group in host.groups:

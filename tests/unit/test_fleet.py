@@ -413,7 +413,7 @@ def test_inventory_without_hub_has_no_endpoint() -> None:
 
 def test_ordinary_user_and_generated_password() -> None:
     entry = render({"hosts": [host(user="ops")]})["hosts"]["a-01"]
-    assert entry["ansible_become"] is True
+    assert "ansible_become" not in entry
     checked = fleet.check_spec({"hosts": [host(user="ops")]}).hosts[0]
     password = fleet.sudo_password(fleet.Fleet("demo"), checked)
     assert len(password) > 20
