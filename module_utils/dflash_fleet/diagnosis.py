@@ -556,8 +556,11 @@ def _read_processes(analysis: Analysis) -> None:
 def _words(pieces: Sequence[Piece]) -> frozenset[str]:
     """Words that whole lines of this log and the cause table hold: they tell a cut between words from one inside a word."""
     found = set(causes.words())
+    halves: set[Any] = set()
     for piece in pieces[:20_000]:
-        if not piece.line_break and len(piece.text) < 2000:
+        rest = piece.key in halves
+        (halves.add if piece.line_break else halves.discard)(piece.key)
+        if not rest and not piece.line_break and len(piece.text) < 2000:
             found.update(re.findall(r"(?<![A-Za-z])[a-z]{1,20}(?![A-Za-z])", piece.text.lower()))
     return frozenset(found)
 
@@ -1457,7 +1460,7 @@ def _native_text(analysis: Analysis, failure: Failure | None, process: Process |
         parts += [
             line.text
             for line in process.lines[-60:]
-            if not re.search(r"NCCL INFO|Extension modules|^\s+File", line.text[:200])
+            if not re.search(r"NCCL INFO|Extension modules|^\s+File|Warning: ", line.text[:200])
         ]
     return "\n".join(parts)[:40_000]
 
@@ -1717,7 +1720,8 @@ def _earlier_causes(records: Sequence[Record], analysis: Analysis, user: Sequenc
     """What the runs just before died of, as far as their lines are here."""
     order: list[str] = []
     for record in records:
-        if record.invocation and record.kind == "service" and record.invocation not in order:
+        mine = record.kind == "service" and _about(record, analysis.unit)
+        if mine and record.invocation and record.invocation not in order:
             order.append(record.invocation)
     if analysis.invocation not in order:
         return []

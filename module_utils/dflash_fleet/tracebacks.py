@@ -75,13 +75,6 @@ _STANDARD = re.compile(
 )
 _UVICORN = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE):[ ]{2,6}")
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\](?: \(.{0,200}\))?$")
-# Lines of C++ loggers: never part of a Python message.
-CPP_LOG = re.compile(
-    r"^\[?(?:rank(?P<rank>\d+)\]:)?\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d(?:[.:]\d+)?\s|^[IWEF]\d{4,8} \d\d:\d\d:\d\d\.\d+\s+\d+ \S+:\d+\]"
-)
-_NCCL_LOG = re.compile(
-    r"^\S{1,80}:\d+:\d+ \[\d+\] (?:NCCL (?:INFO|WARN|TRACE)|\S+:\d+ NCCL)|^NCCL version |^\S{1,80}:\d+:\d+ \[\d+\] \S+ "
-)
 
 
 def clean(text: str) -> list[str]:
@@ -186,15 +179,22 @@ _WORD_END = re.compile(r"[A-Za-z]+$")
 _WORD_BEGIN = re.compile(r"^[A-Za-z]+")
 
 
+_DOTTED = re.compile(r"^(?:\w+\.)+\w*$")
+
+
 def _seam(left: str, right: str, words: frozenset[str]) -> str:
     """What stood at a cut: a blank that journald stripped, or nothing because the cut went through a word."""
     if not left or not right or right[0] in " \t":
         return ""
+    if "File" in left[:60] and left.count('"') % 2:
+        return ""  # inside a path
     if _WANTS_BLANK.search(left[-40:]):
         return " "
     before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
     if before is None or after is None:
         return ""
+    if (right[0].isupper() and ": " not in left) or _DOTTED.match(left):
+        return ""  # CalledProcess|Error, torch.Out|OfMemoryError: inside a name
     first, second = before.group().lower(), after.group().lower()
     if first + second in words:
         return ""
@@ -217,9 +217,12 @@ def join_pieces(pieces: Iterable[Piece], words: frozenset[str] = frozenset()) ->
             out.append(Line(index, body, prefix, stamp))
 
     for piece in pieces:
-        held = open_piece.pop(piece.key, None)
         text = piece.text
         index, stamp = piece.index, piece.stamp
+        if piece.key in open_piece and (_NOISE.match(text[:300]) or "\r" in text):
+            emit(piece.key, index, text, stamp)  # another thread's line between the pieces
+            continue
+        held = open_piece.pop(piece.key, None)
         parts: list[str] | None = None
         if held is not None:
             index0, held_parts, stamp0, why = held
@@ -524,6 +527,11 @@ def _python(cursor: _Cursor, beginning_lost: bool = False) -> Report:
     return report
 
 
+def _name(text: str | None) -> str:
+    """A function's name holds no blank; one that a seam put in is taken out."""
+    return (text or "").replace(" ", "")
+
+
 def _chain_on(cursor: _Cursor, report: Report, start: Prefix | None) -> None:
     """Follow "direct cause" and "during handling" to the wrappers."""
     remote = bool(report.links and _REMOTE.search(report.links[-1].type))
@@ -583,11 +591,11 @@ def _link(cursor: _Cursor, report: Report, start: Prefix | None) -> Link:
             indent = len(text) - len(text.lstrip()) if indent is None else indent
             if len(frames) < MAX_FRAMES:
                 frames.append(
-                    Frame(match.group("file"), int(match.group("line")), (match.group("function") or "").strip())
+                    Frame(match.group("file"), int(match.group("line")), _name(match.group("function")))
                 )
             else:
                 frames[-1] = Frame(
-                    match.group("file"), int(match.group("line")), (match.group("function") or "").strip()
+                    match.group("file"), int(match.group("line")), _name(match.group("function"))
                 )
             report.last = line.index
             cursor.at += 1
@@ -667,8 +675,6 @@ def _ends_message(text: str, nested: bool) -> bool:
         return True
     if (
         _THREAD.match(text)
-        or CPP_LOG.match(text)
-        or _NCCL_LOG.match(text[:300])
         or _UCX_BACKTRACE.match(text)
         or _GROUP_HEAD.match(text)
     ):
@@ -772,7 +778,7 @@ def _faulthandler(cursor: _Cursor) -> Report:
             if current and len(report.frames) < MAX_FRAMES:
                 number = frame.group("line")
                 report.frames.append(
-                    Frame(frame.group("file"), int(number) if number.isdigit() else 0, frame.group("function").strip())
+                    Frame(frame.group("file"), int(number) if number.isdigit() else 0, _name(frame.group("function")))
                 )
         elif _EXTENSIONS.match(text):
             report.last = line.index
@@ -786,7 +792,7 @@ def _faulthandler(cursor: _Cursor) -> Report:
             or text.startswith(("Python runtime state", "  "))
         ):
             pass
-        elif is_progress(text) or text.startswith(("<", "Stack (most recent", "  Garbage")):
+        elif _noise(line, report.prefix if line.prefix is not None else None) or text.startswith(("<", "Stack (most recent", "  Garbage")):
             pass
         else:
             break
@@ -817,7 +823,7 @@ def _terminate(cursor: _Cursor, kind: str) -> Report:
             cursor.at += 1
             message = _message(cursor, report, start, [begun], [])
             break
-        if _belongs(cursor.line.prefix, start) and is_progress(text):
+        if _belongs(cursor.line.prefix, start) and _noise(cursor.line, start):
             cursor.at += 1
             continue
         break

@@ -406,6 +406,8 @@ def explain(output: str) -> str:
     """A sentence before the tool's own words where these hide what to do."""
     if os.strerror(errno.ENOSPC) in output:
         return "the disk is full.\n"
+    if "connection broken" in output:
+        return "the package index does not answer from this host.\n"
     if "THESE PACKAGES DO NOT MATCH THE HASHES" in output:
         return "a file is not the one that the lock names.\n"
     if "No matching distribution found" in output or "is not a supported wheel on this platform" in output:

@@ -68,9 +68,9 @@ def test_long_text_takes_linear_time() -> None:
 
     def seconds(size: int) -> float:
         text = "api_key='" + "a-b_" * size + "key" * size
-        began = time.perf_counter()
+        began = time.process_time()
         redact(text)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(1000)
     small, large = max(seconds(4000), 1e-4), seconds(32000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import http.client
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -24,9 +24,23 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "rehearsal" / "engine"
 LOGS = ROOT / "tests" / "fixtures" / "engine-logs"
 
-sys.path.insert(0, str(ENGINE / "src"))
 
-from sglang._rehearsal import (  # noqa: E402 - found by the line above
+def load_package() -> None:
+    """The engine's package under a name of its own: `sglang` is also the name of a filter plugin here."""
+    folder = ENGINE / "src" / "sglang"
+    spec = importlib.util.spec_from_file_location(
+        "rehearsal_sglang", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["rehearsal_sglang"] = package
+    spec.loader.exec_module(package)
+
+
+load_package()
+
+from rehearsal_sglang._rehearsal import (  # noqa: E402 - made by the call above
     config_file,
     failures,
     frames,
@@ -1071,4 +1085,4 @@ def test_milliseconds(start: Any) -> None:
 def test_modules_import_alone() -> None:
     """No module leans on another's import order."""
     for file in sorted((ENGINE / "src" / "sglang" / "_rehearsal").glob("*.py")):
-        importlib.import_module(f"sglang._rehearsal.{file.stem}")
+        importlib.import_module(f"rehearsal_sglang._rehearsal.{file.stem}")

@@ -284,10 +284,10 @@ def test_every_cut_of_a_traceback_reads_the_same() -> None:
 def test_linear(row: str) -> None:
     def seconds(count: int) -> float:
         sample = lines("\n".join([row] * count))
-        began = time.perf_counter()
+        began = time.process_time()
         parse(sample)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(200)
     small = max(min(seconds(1000) for _turn in range(3)), 2e-4)
-    assert seconds(8000) < small * 8 * 4
+    assert min(seconds(16000) for _turn in range(2)) < small * 16 * 4  # quadratic would be 16 times that

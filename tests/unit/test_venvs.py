@@ -362,6 +362,7 @@ def test_human(size, text):
     ("output", "sentence"),
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("WARNING: Retrying after connection broken by\nERROR: No matching distribution found", "does not answer"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM", "not the one that the lock names"),
         ("ERROR: No matching distribution found for x==1", "no file for this host's Python"),
     ],

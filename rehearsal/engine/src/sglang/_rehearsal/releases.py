@@ -49,7 +49,7 @@ def key(version: str) -> tuple[int, ...]:
 
 def _baked() -> str:
     try:
-        from sglang._release import RELEASE as baked  # written by the build
+        from .._release import RELEASE as baked  # written by the build
 
         return str(baked)
     except ImportError:
