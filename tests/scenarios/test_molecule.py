@@ -1,4 +1,4 @@
-"""Each Molecule scenario is one test, which has to prove that it tested something: molecule passes when it finds none."""
+"""Each Molecule scenario is one test, and has to prove that it tested something: molecule passes when it finds none."""
 
 from __future__ import annotations
 
