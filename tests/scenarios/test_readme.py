@@ -67,7 +67,8 @@ def test_demo_commands() -> None:
         assert changes(again) == {"cpu-01": 0, "rehearsal-01": 0, "rehearsal-02": 0}
         upgraded = run(COMMANDS[first + 2])
         assert "0.5.20" in COMMANDS[first + 2]
-        served = re.findall(r"^rehearsal-0\d\s+main\s+sglang 0\.5\.20 rehearsal\s+ep8\+dflash\s+serving", upgraded, re.M)
+        line = r"^rehearsal-0\d\s+main\s+sglang 0\.5\.20 rehearsal\s+ep8\+dflash\s+serving"
+        served = re.findall(line, upgraded, re.M)
         assert len(served) == 2, upgraded
         predicted = run(COMMANDS[first + 3])
         assert "--check --diff" in COMMANDS[first + 3]
