@@ -8,6 +8,7 @@
 4. The cause by evidence: kernel before text, the inner error before its wrapper (module causes).
 """
 
+# ruff: noqa: E501  (patterns are read in one piece)
 from __future__ import annotations
 
 import bisect
@@ -873,7 +874,7 @@ def _main_death(analysis: Analysis, by_pid: dict[int, Process]) -> None:
             None,
             record.text if record is not None else "",
             record.stamp if record is not None else None,
-        )  # fmt: skip
+        )
     )
 
 
@@ -890,8 +891,17 @@ def _unknown_process(analysis: Analysis, pid: int, comm: str, index: int) -> Pro
     return process
 
 
+#: One look for all that `_line_failure` knows.
+_TELLING = re.compile(
+    r"crashed with exit code|scheduler (?:died|is dead)|atchdog timeout|ProcessGroupNCCL|HeartbeatMonitor|[Ss]igquit|SIGQUIT|SIG(?:TERM|INT)|Gracefully"
+    r"|Health check failed|fired up and ready|batch|throughput|kill_process_tree"
+)
+
+
 def _line_failure(analysis: Analysis, process: Process, line: Line, by_pid: dict[int, Process]) -> None:
     text = line.text[:600]
+    if not _TELLING.search(text):
+        return
     match = _CHILD_CRASHED.search(text)
     if match:
         pid, code = int(match.group("pid")), int(match.group("code"))
@@ -1203,7 +1213,12 @@ def _phase(analysis: Analysis, failure: Failure | None, process: Process | None,
     return PHASES[reached]
 
 
+_ANY_PHASE = re.compile("|".join(f"(?:{pattern.pattern})" for _phase_name, pattern in _PHASE_MARKS))
+
+
 def _line_phase(text: str, analysis: Analysis) -> str:
+    if not _ANY_PHASE.search(text):
+        return ""
     for phase, pattern in _PHASE_MARKS:
         if pattern.search(text):
             if phase == "warmup" and analysis.engine_name == "vllm" and _VLLM_SERVING.search(text):
@@ -1357,7 +1372,7 @@ def _cause(
         "last_of_process": bool(last_line and re.search(r"host memory for hierarchical", last_line.text)),
     }
     native = _native_text(analysis, failure, process)
-    case = Case([link for link in links if link.type], phase, facts, native, _window(analysis, failure, process, rows))
+    case = Case([link for link in links if link.type], phase, facts, native)
 
     hardware = _hardware(analysis, failure)
     if hardware:
@@ -1381,6 +1396,7 @@ def _cause(
         for row in [*(row for row in rows if row.scope == "native"), *causes.NATIVE_ROWS]:
             if _match(row, case):
                 if row.cause in ("native_segfault", "native_abort"):
+                    case.lines = _window(analysis, failure, process, rows)
                     special = _line_cause(case, rows)
                     if special:
                         return special
@@ -1393,6 +1409,7 @@ def _cause(
         return "scheduler_watchdog_timeout"
     if verdict == "startup_timeout":
         return "start_timeout"
+    case.lines = _window(analysis, failure, process, rows)
     found = _line_cause(case, rows)
     if found:
         return found
@@ -1485,7 +1502,7 @@ def _memory_kill(analysis: Analysis, failure: Failure | None, case: Case) -> str
     if analysis.oom_pids or analysis.unit_oom or analysis.oomd or analysis.result == "oom-kill":
         if case.facts["last_of_process"]:
             return "hicache_host_memory"
-        by_limit = [limit for limit in analysis.oom_pids.values()]
+        by_limit = list(analysis.oom_pids.values())
         if by_limit:
             return "host_memory_limit" if all(by_limit) else "host_oom_killer"
         limit = str(analysis.effect.get("__memory_max") or "")

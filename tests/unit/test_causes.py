@@ -1,5 +1,6 @@
 """The cause table is sound, and users can add to it."""
 
+# ruff: noqa: E501  (patterns are read in one piece)
 from __future__ import annotations
 
 import re
@@ -83,3 +84,10 @@ def test_bad_user_rows_are_named(row: dict[str, str], message: str) -> None:
 def test_user_row() -> None:
     row = causes.user_rows([{"id": "x", "cause": "y", "pattern": "z", "phases": ["serving"]}])[0]
     assert (row.id, row.cause, row.pattern, row.phases, row.scope) == ("x", "y", "z", ("serving",), "exception")
+
+
+def test_documentation_is_written_from_the_tables() -> None:
+    from pathlib import Path
+
+    page = Path(__file__).resolve().parents[2] / "docs" / "causes.md"
+    assert page.read_text() == causes.document(), "run: PYTHONPATH=module_utils python -m dflash_fleet.causes > docs/causes.md"

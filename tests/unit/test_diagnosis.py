@@ -1,5 +1,6 @@
 """The diagnosis against the fixtures, and its answer under everything that must not change it."""
 
+# ruff: noqa: E501  (log lines are as long as programs print them)
 from __future__ import annotations
 
 import json

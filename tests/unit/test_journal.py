@@ -1,5 +1,6 @@
 """Reading journals: every format, the right run, bounded memory, anything at all as input."""
 
+# ruff: noqa: E501  (log lines are as long as programs print them)
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,6 @@
 """The module itself, run as Ansible runs it."""
 
+# ruff: noqa: E501  (one command, one line)
 from __future__ import annotations
 
 import json
@@ -14,9 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import journal_cases
-from dflash_fleet import diagnosis
-from journal_builder import to_json
+import journal_cases  # noqa: E402  (the path above comes first)
+from dflash_fleet import diagnosis  # noqa: E402
+from journal_builder import to_json  # noqa: E402
 
 SCHEMA = {
     "verdict", "cause", "summary", "phase", "exception", "native_fault", "root_frame", "first_failure", "ranks_failed", "exit", "kernel", "complete", "gaps", "remedies", "evidence", "unit",
@@ -87,6 +88,6 @@ def test_ansible_keeps_the_finding(incident: Path, tmp_path: Path) -> None:
         f"- hosts: localhost\n  gather_facts: false\n  tasks:\n    - journal_crash: {{unit: sglang-main-ep8, journal_file: {incident}}}\n      register: found\n"
         "    - ansible.builtin.assert: {that: [found.crash.exception.type == 'AttributeError', found.cause == 'cuda_graph_replay_failure', not found.changed]}\n"
     )
-    done = subprocess.run([sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", "-c", "local", str(play)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "ANSIBLE_FORCE_COLOR": "0"})
+    done = subprocess.run([sys.executable, "-m", "ansible", "playbook", "-e", f"ansible_python_interpreter={sys.executable}", str(play)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "ANSIBLE_FORCE_COLOR": "0"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR" not in done.stdout + done.stderr
