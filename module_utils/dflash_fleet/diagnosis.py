@@ -403,20 +403,14 @@ def _sort_out(analysis: Analysis, records: list[Record], wanted: str, given_kern
     if run:
         mine = [record for record in about if record.invocation == run]
         untagged = [record for record in about if not record.invocation]
-        writers = {record.pid for record in mine if record.pid is not None}
         span = [record.index for record in mine]
         low, high = (min(span), max(span)) if span else (0, -1)
-        # Coredumps and journald's notes may name no invocation; what lies inside the run's time is the run's.
-        mine += [
-            record
-            for record in untagged
-            if record.kind in ("coredump", "journald") and low <= record.index <= high + 200
-        ]
-        mine += [
-            record
-            for record in untagged
-            if record.kind == "service" and low <= record.index <= high and record.pid in writers
-        ]
+        # Lines that name no invocation: core dumps, journald's notes, and the last lines of a process that was gone when
+        # journald read them. What stands inside the run, or after it and before the next, is the run's.
+        following = min((record.index for record in about if record.invocation and record.invocation != run and record.index > high), default=None)
+        after = following if following is not None else high + 400
+        mine += [record for record in untagged if record.kind in ("coredump", "journald") and low <= record.index <= max(after, high + 200)]
+        mine += [record for record in untagged if record.kind == "service" and low <= record.index < max(after, high + 1) and journal.about_unit(record.entry, analysis.unit)]
         analysis.later = [record for record in about if record.kind == "systemd" and record.invocation != run]
     else:
         mine = _segment(about, analysis.unit)

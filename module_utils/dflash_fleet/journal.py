@@ -85,6 +85,7 @@ MAX_LINE_BYTES = 8 << 20
 MAX_MESSAGE_CHARS = 64 << 10
 KERNEL_ENTRIES = 2000
 PREVIOUS_ENTRIES = 400
+AFTER_END_US = 5 * 1_000_000
 KERNEL_BEFORE_US = 300 * 1_000_000
 KERNEL_AFTER_US = 30 * 1_000_000
 
@@ -801,13 +802,21 @@ def read_invocation(unit: str, invocation_id: str | None = None, source: Journal
         if source.errors:
             collected.gaps.append("the journal could not be read: " + source.errors[0])
         return collected
-    matches = [f"_SYSTEMD_INVOCATION_ID={chosen}", "+", f"INVOCATION_ID={chosen}"]
-    # All that is known by now is read at the same time: most of the cost is starting journalctl and opening the files.
+    by_run = [f"_SYSTEMD_INVOCATION_ID={chosen}", "+", f"INVOCATION_ID={chosen}"]
     bounds = [moment for entry in told if invocation_of(entry) == chosen for moment in [realtime(entry)] if moment is not None]
     over = any(invocation_of(entry) == chosen and is_end(entry) for entry in told)
-    early = _beside(source, unit, min(bounds), max(bounds) if over else None) if bounds else None
+    if not bounds:
+        newest = source.fetch(by_run, reverse=True, limit=1)
+        bounds = [moment for moment in (realtime(entry) for entry in newest) if moment is not None]
+        over = bool(bounds) and not invocation_id
+    # The last lines of a process that is gone lose their invocation id (journald looks it up when it reads them), so the
+    # end is read by unit, and whatever names another run is left out.
+    by_unit = [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}"]
+    until = [f"--until=@{(max(bounds) + AFTER_END_US) / 1e6:.6f}"] if bounds and (over or invocation_id) else []
+    # All that is known by now is read at the same time: most of the cost is starting journalctl and opening the files.
+    early = _beside(source, unit, min(bounds), max(bounds) if over else None) if bounds and told else None
     try:
-        with source.start(matches) as head_query, source.start(matches, reverse=True) as tail_query:
+        with source.start(by_run) as head_query, source.start(by_unit, reverse=True, extra=until) as tail_query:
             tail, reached_start = _read_back(tail_query, collected)
             head: list[Entry] = []
             if not reached_start:
@@ -874,7 +883,7 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
     size = 0
     quiet = 0
     certain = trailing = False
-    count = 0
+    count = others = 0
     dropped = 0
 
     def finish() -> list[Entry]:
@@ -883,7 +892,16 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
         collected.scanned += count
         return entries
 
+    chosen = collected.invocation_id
     for entry in query.entries(seconds=MAX_SCAN_SECONDS):
+        of_run = invocation_of(entry)
+        if of_run and of_run != chosen:
+            if count:
+                # An older run: the start of this one is passed. (PID 1 may still speak of an older one for a moment.)
+                others += 1
+                if others > 20:
+                    return finish(), dropped == 0
+            continue
         count += 1
         entry = project(entry)
         chunk.append(entry)
