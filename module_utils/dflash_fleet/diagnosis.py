@@ -1806,14 +1806,14 @@ def _exit(analysis: Analysis) -> dict[str, Any] | None:
     sigkill = code == "killed" and status == 9
     asked = bool(analysis.sigquits) or analysis.self_kill or analysis.sigterm_index is not None
     main_by_oom = analysis.main in analysis.oom_pids
-    timed_out = any(
-        "timed out. Killing" in record.text or "Killing process" in record.text for record in analysis.systemd
-    )
+    # systemd clears up after the main process too: only what it sent before, and to that process, counts.
+    before = [record.text for record in analysis.systemd if analysis.exit_index is None or record.index < analysis.exit_index]
+    by_systemd = any("timed out. Killing" in text or f"Killing process {analysis.main} " in text for text in before)
     return {
         "code": code or None,
         "status": status,
         "result": analysis.result or None,
-        "self_inflicted": bool(sigkill and asked and not main_by_oom and not timed_out),
+        "self_inflicted": bool(sigkill and asked and not main_by_oom and not by_systemd),
     }
 
 

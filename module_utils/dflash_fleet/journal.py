@@ -555,7 +555,7 @@ def collect_from_entries(
             earlier.add(entry)
         elif about and (not invocation or entry.get("UNIT") == unit):
             others.add(entry)  # what PID 1 says of other runs, and lines without an id: context only
-    collected.entries = _in_order(keeper.entries() + others.entries() + earlier.entries())
+    collected.entries = _in_order(_forward(earlier.entries()) + _forward(keeper.entries()) + _forward(others.entries()))
     collected.scanned = keeper.count
     collected.kernel = [entry for entry in kernel.entries() if _near(entry, span)]
     if keeper.marked_left_out:
@@ -570,13 +570,18 @@ def _near(entry: Entry, span: list[int]) -> bool:
     return moment is None or not span or span[0] - KERNEL_BEFORE_US <= moment <= span[1] + KERNEL_AFTER_US
 
 
+def _forward(entries: list[Entry]) -> list[Entry]:
+    """Oldest first, for a list that came in one piece: journalctl -r and some collectors run backwards."""
+    times = [moment for moment in map(realtime, entries) if moment is not None]
+    rising = sum(1 for one, other in zip(times, times[1:]) if one < other)
+    falling = sum(1 for one, other in zip(times, times[1:]) if one > other)
+    return entries[::-1] if falling > rising else entries
+
+
 def _in_order(entries: list[Entry]) -> list[Entry]:
-    """Merge what was kept apart, by time where there is one; a list that has none stays as it is."""
+    """Merge by time what was read apart; entries of one moment keep their order, a list without times stays as it is."""
     if any(realtime(entry) is None for entry in entries):
         return entries
-    falling = sum(1 for a, b in zip(entries, entries[1:]) if (realtime(a) or 0) > (realtime(b) or 0))
-    if entries and falling > len(entries) // 2:
-        entries = entries[::-1]  # journalctl -r
     return sorted(entries, key=lambda entry: realtime(entry) or 0)
 
 
@@ -839,7 +844,7 @@ def read_invocation(unit: str, invocation_id: str | None = None, source: Journal
     finally:
         if early is not None:
             early.close()
-    context = [entry for entry in told if invocation_of(entry) != chosen]
+    context = [entry for entry in reversed(told) if invocation_of(entry) != chosen]
     if cut_off and not context:
         collected.gaps.append("the journal holds no end of this run: the host was reset, froze or lost power")
     collected.entries = _in_order(entries + [project(entry) for entry in context])
