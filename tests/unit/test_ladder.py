@@ -6,18 +6,30 @@ import pytest
 from dflash_fleet import ladder
 
 GRAPHS_OFF = {
-    "id": "disable_cuda_graph", "summary": "CUDA graphs off", "set": {"sglang_cuda_graph": "disabled"},
-    "cost": "slower at low concurrency", "automatic": True,
+    "id": "disable_cuda_graph",
+    "summary": "CUDA graphs off",
+    "set": {"sglang_cuda_graph": "disabled"},
+    "cost": "slower at low concurrency",
+    "automatic": True,
 }
-UPGRADE = {"id": "upgrade_sglang", "summary": "newer", "set": {"sglang_version": "0.5.20"}, "cost": "", "automatic": False}
+UPGRADE = {
+    "id": "upgrade_sglang",
+    "summary": "newer",
+    "set": {"sglang_version": "0.5.20"},
+    "cost": "",
+    "automatic": False,
+}
 TP8 = {"id": "use_tp8", "summary": "tp8", "set": {"sglang_profile": "tp8"}, "cost": "lower peak", "automatic": True}
 
 
 def resolved(**more):
     base = {
-        "instance": "main", "unit": "sglang-main-ep8.service", "profile": "ep8",
+        "instance": "main",
+        "unit": "sglang-main-ep8.service",
+        "profile": "ep8",
         "engine": {"name": "sglang", "version": "0.5.11", "build": "rehearsal"},
-        "drafter": {"name": "dflash", "algorithm": "DFLASH"}, "overrides": {},
+        "drafter": {"name": "dflash", "algorithm": "DFLASH"},
+        "overrides": {},
         "cuda_graph": {"effective": "enabled"},
     }
     return {**base, **more}
@@ -30,24 +42,47 @@ def crashed(remedies=(GRAPHS_OFF,), taken=(), overrides=None):
 
 
 def serving(taken=(), overrides=None):
-    gate = {"ready": True, "outcome": "ready", "seconds": 210.4, "phase": "serving", "invocation_id": "b" * 32,
-            "smoke": {"accept_length": 3.4, "tokens_per_second": 86.0}}
+    gate = {
+        "ready": True,
+        "outcome": "ready",
+        "seconds": 210.4,
+        "phase": "serving",
+        "invocation_id": "b" * 32,
+        "smoke": {"accept_length": 3.4, "tokens_per_second": 86.0},
+    }
     return ladder.attempt(gate, resolved(overrides=overrides or {}), taken)
 
 
 @pytest.mark.parametrize(
     ("attempts", "fallbacks", "limit", "expected"),
     [
-        pytest.param([crashed()], ["disable_cuda_graph"], 2, "disable_cuda_graph", id="the cause's remedy is on the ladder"),
+        pytest.param(
+            [crashed()], ["disable_cuda_graph"], 2, "disable_cuda_graph", id="the cause's remedy is on the ladder"
+        ),
         pytest.param([crashed()], ["use_tp8"], 2, None, id="a rung that does not match the cause is not taken"),
         pytest.param([crashed([])], ["disable_cuda_graph"], 2, None, id="no remedy, no rung"),
         pytest.param([crashed([UPGRADE])], ["upgrade_sglang"], 2, None, id="what only a person may do is not taken"),
-        pytest.param([crashed([GRAPHS_OFF, TP8])], ["use_tp8", "disable_cuda_graph"], 2, "use_tp8",
-                     id="the inventory's order decides"),
-        pytest.param([crashed([GRAPHS_OFF, TP8], ["disable_cuda_graph"])], ["disable_cuda_graph", "use_tp8"], 2, "use_tp8",
-                     id="the second rung"),
-        pytest.param([crashed([TP8], ["disable_cuda_graph"])], ["disable_cuda_graph", "use_tp8"], 1, None,
-                     id="no more rungs than allowed"),
+        pytest.param(
+            [crashed([GRAPHS_OFF, TP8])],
+            ["use_tp8", "disable_cuda_graph"],
+            2,
+            "use_tp8",
+            id="the inventory's order decides",
+        ),
+        pytest.param(
+            [crashed([GRAPHS_OFF, TP8], ["disable_cuda_graph"])],
+            ["disable_cuda_graph", "use_tp8"],
+            2,
+            "use_tp8",
+            id="the second rung",
+        ),
+        pytest.param(
+            [crashed([TP8], ["disable_cuda_graph"])],
+            ["disable_cuda_graph", "use_tp8"],
+            1,
+            None,
+            id="no more rungs than allowed",
+        ),
         pytest.param([crashed()], ["disable_cuda_graph"], 0, None, id="none allowed"),
         pytest.param([serving()], ["disable_cuda_graph"], 2, None, id="what serves needs none"),
     ],
@@ -66,8 +101,12 @@ def test_rungs_add_up():
 
 
 REQUEST = {
-    "version": "0.5.11", "profile": "ep8", "drafter": "dflash", "cuda_graph": "enabled",
-    "drafter_revision": "c" * 40, "model_revision": "d" * 40,
+    "version": "0.5.11",
+    "profile": "ep8",
+    "drafter": "dflash",
+    "cuda_graph": "enabled",
+    "drafter_revision": "c" * 40,
+    "model_revision": "d" * 40,
 }
 
 
@@ -102,8 +141,12 @@ def test_a_remembered_rung_holds_until_release_driver_or_drafter_change(change, 
 def test_summary_says_what_happened():
     line = ladder.summary([crashed(), serving(["disable_cuda_graph"], GRAPHS_OFF["set"])])
     assert line == {
-        "engine": "sglang 0.5.11 rehearsal", "profile": "ep8+dflash", "state": "degraded", "seconds": 210.4,
-        "accept_length": 3.4, "note": "cuda_graph_replay_failure in warmup, now sglang_cuda_graph: disabled",
+        "engine": "sglang 0.5.11 rehearsal",
+        "profile": "ep8+dflash",
+        "state": "degraded",
+        "seconds": 210.4,
+        "accept_length": 3.4,
+        "note": "cuda_graph_replay_failure in warmup, now sglang_cuda_graph: disabled",
     }
     assert ladder.summary([crashed()])["state"] == "failed"
     assert ladder.summary([crashed()], rolled_back=True)["state"] == "rolled back"
@@ -156,6 +199,8 @@ def test_unit_quote(plain, quoted):
     assert ladder.unit_quote(plain) == quoted
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (0.4, "0:00"), (59.6, "1:00"), (210.4, "3:30"), (3725, "62:05")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, ""), (0.4, "0:00"), (59.6, "1:00"), (210.4, "3:30"), (3725, "62:05")]
+)
 def test_duration(seconds, text):
     assert ladder.duration(seconds) == text

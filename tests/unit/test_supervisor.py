@@ -30,9 +30,25 @@ def installed(tmp_path):
 
 def run(supervisor, *arguments, **environment):
     """Run it under the interpreter and options of the unit; returns the process and its PID."""
-    command = [sys.executable, "-I", str(supervisor), *arguments, "--", sys.executable, "-c", ENGINE, "--model-path", "/m"]
-    process = subprocess.Popen(command, env={"PATH": os.environ["PATH"], **environment}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-I",
+        str(supervisor),
+        *arguments,
+        "--",
+        sys.executable,
+        "-c",
+        ENGINE,
+        "--model-path",
+        "/m",
+    ]
+    process = subprocess.Popen(
+        command,
+        env={"PATH": os.environ["PATH"], **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     out, err = process.communicate(timeout=30)
     return process, out, err
 
