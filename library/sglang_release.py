@@ -16,6 +16,9 @@ description:
     the instance are stopped and removed (each stays in its own release), C(current) is moved to it with one rename,
     the unit is copied to C(/etc/systemd/system), and the start is queued without waiting for the load
     (C(--no-block)).
+  - Before a new release is staged, the engine that is installed for it is asked whether its own parser takes
+    I(arguments); a refusal ends the module and leaves alone what runs. In check mode too, where the environment is there.
+  - With I(state=staged) the release is checked and written, and nothing is switched to it.
   - With I(state=good) the release that just passed its gate is recorded as the last good one, its unit is enabled for
     boot, and a fallback in effect is remembered together with what it was needed for.
   - With I(state=failed) a start that did not pass is added to the history of starts; nothing else changes.
@@ -41,10 +44,23 @@ options:
   release_id:
     description: Switch to this existing release instead of a new one.
     type: str
-  state:
-    description: Switch to the release, record it as good, or record that its start failed.
+  arguments:
+    description: The engine's arguments as the unit has them, to be tried on its parser; empty to try nothing.
+    type: list
+    elements: str
+    default: []
+  environment:
+    description: Variables of the engine's environment for that try.
+    type: dict
+    default: {}
+  user:
+    description: User that the engine runs as, and its parser too.
     type: str
-    choices: [current, good, failed]
+    default: sglang
+  state:
+    description: Switch to the release, only check and write it, record it as good, or record that its start failed.
+    type: str
+    choices: [current, staged, good, failed]
     default: current
   gate:
     description: With I(state=good) and I(state=failed), what the gate found.
@@ -102,6 +118,10 @@ restarted:
   description: Whether a start was queued (or would be, in check mode).
   type: bool
   returned: with state=current
+refused:
+  description: Last line of what the installed engine's parser says.
+  type: str
+  returned: when it refuses the arguments
 release:
   description: What release.json holds.
   type: dict
@@ -123,6 +143,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.dflash_fleet import parser_check
 from ansible.module_utils.dflash_fleet import release as releases
 from ansible.module_utils.dflash_fleet import state as states
 
@@ -198,6 +219,23 @@ class Switch:
         code, out, err = self.module.run_command(["systemd-analyze", "verify", "--man=no", str(path)])
         if code != 0:
             self.module.fail_json(msg=f"{self.unit} is refused by systemd-analyze verify: {(err or out).strip()}")
+
+    def try_arguments(self, release: dict) -> None:
+        """Refuse arguments that the installed engine's own parser refuses; what runs is untouched."""
+        arguments, venv = self.module.params["arguments"], str(release.get("venv") or "")
+        # Predicting on a host where the environment is still to be built, there is nobody to ask.
+        if not arguments or (self.module.check_mode and not Path(venv, ".complete").exists()):
+            return
+        engine = release.get("engine") or {}
+        said = parser_check.ask(
+            f"{venv}/bin/python",
+            arguments,
+            self.module.params["environment"],
+            user=self.module.params["user"],
+            resolve=engine.get("build") in ("cpu", "rehearsal"),
+        )
+        if said:
+            self.module.fail_json(msg=parser_check.refusal(said, engine), refused=said)
 
     def point(self, link: Path, target: str) -> None:
         """Move a symbolic link with one rename."""
@@ -277,6 +315,13 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         release = module.params["release"]
         unit_text = module.params["unit_text"].rstrip("\n") + "\n"
         wanted = releases.release_id(unit_text, release)
+    new = not module.params["release_id"] and not host.layout.release_json(host.name, wanted).exists()
+    if new:
+        host.try_arguments(release)
+    if module.params["state"] == "staged":
+        if new and not module.check_mode:
+            host.stage(unit_text, release)
+        module.exit_json(changed=new, id=wanted, previous=host.current, release={"schema": 1, **release})
     before = host.show(host.unit)
     others = host.other_units()
     installed = host.installed_text(host.unit)
@@ -390,7 +435,10 @@ def main() -> None:
             "unit_text": {"type": "str"},
             "release": {"type": "dict"},
             "release_id": {"type": "str"},
-            "state": {"type": "str", "choices": ["current", "good", "failed"], "default": "current"},
+            "arguments": {"type": "list", "elements": "str", "default": []},
+            "environment": {"type": "dict", "default": {}},
+            "user": {"type": "str", "default": "sglang"},
+            "state": {"type": "str", "choices": ["current", "staged", "good", "failed"], "default": "current"},
             "gate": {"type": "dict"},
             "rung": {"type": "dict"},
             "group": {"type": "str", "default": "sglang"},
@@ -400,8 +448,8 @@ def main() -> None:
         mutually_exclusive=[("release_id", "unit_text")],
         supports_check_mode=True,
     )
-    if module.params["state"] == "current" and not (module.params["release_id"] or module.params["unit_text"]):
-        module.fail_json(msg="state=current needs unit_text and release, or release_id")
+    if module.params["state"] in ("current", "staged") and not (module.params["release_id"] or module.params["unit_text"]):
+        module.fail_json(msg=f"state={module.params['state']} needs unit_text and release, or release_id")
     try:
         host = Switch(module)
         if module.params["state"] == "good":
