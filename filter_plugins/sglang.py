@@ -47,6 +47,10 @@ PER_INSTANCE = (
 )
 PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "measured_profile", "root")
 
+#: Keys that only an instance has: they have no variable of the whole host.
+INSTANCE_ONLY = ("gpus", "numa_nodes")
+STATES = ("present", "absent")
+
 #: How an instance spells a key, where it differs from the request's.
 _INSTANCE_KEYS = {"drafter_block_size": "block_size", "name": "instance"}
 
@@ -74,7 +78,8 @@ def _api_key_error(key: Any) -> str:
 def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = None) -> list[dict[str, Any]]:
     """One request per instance from a mapping of the product's variables (`sglang_*`).
 
-    With no `sglang_instances` the scalars describe the instance `main`. An instance's own keys replace the scalars;
+    With no `sglang_instances` the scalars describe the instance `main`; one with `state: absent` is not asked for. An
+    instance's own keys replace the scalars;
     its `extra_args` and `environment` are laid over them. The API key itself never gets into a request.
     """
     given = _native(variables)
@@ -91,7 +96,7 @@ def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = Non
     if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
         wrong = "sglang_instances is not a list of mappings; write - {name: a, profile: ..., port: ...}"
         return [{**base, "instance": "main", "errors": [*base["errors"], ("sglang_instances", wrong)]}]
-    return [_instance(base, item) for item in instances]
+    return [_instance(base, item) for item in instances if item.get("state") != "absent"]
 
 
 def _fallback_errors(names: Any) -> list[tuple[str, str]]:
@@ -110,10 +115,15 @@ def _fallback_errors(names: Any) -> list[tuple[str, str]]:
 
 
 def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {**base, "instance": "main", "gpus": [], "errors": list(base["errors"])}
+    request: dict[str, Any] = {**base, "instance": "main", "gpus": [], "numa_nodes": [], "errors": list(base["errors"])}
     for spelled, value in item.items():
         name = _INSTANCE_KEYS.get(spelled, spelled)
-        known = {*PER_INSTANCE, "instance", "gpus"}
+        if name == "state":
+            if value not in STATES:
+                wrong = f"sglang_instances: state {value!r} is unknown; write one of {', '.join(STATES)}"
+                request["errors"].append(("sglang_instances", wrong))
+            continue
+        known = {*PER_INSTANCE, *INSTANCE_ONLY, "instance"}
         if name not in known or (spelled == name and name in _INSTANCE_KEYS.values()):
             hint = profiles.suggestion(spelled, {*known, *_INSTANCE_KEYS} - set(_INSTANCE_KEYS.values()))
             wrong = f"sglang_instances: an instance has the unknown key {spelled!r}{hint}"

@@ -21,6 +21,15 @@ def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> lis
     return sorted(units - {resolved["unit"]})
 
 
+def unwanted(
+    instances: dict[str, Any], resolved: list[dict[str, Any]], listed: list[dict[str, Any]], unlisted: bool
+) -> list[str]:
+    """Instances on a host that are to go: those marked absent, and all that the inventory does not name if `unlisted`."""
+    absent = {item.get("name", "main") for item in listed if item.get("state") == "absent"}
+    kept = {item["instance"] for item in resolved}
+    return sorted(name for name in instances if name not in kept and (unlisted or name in absent))
+
+
 def headline(
     attempts: list[dict[str, Any]], host: str, report: str = "", rung: dict[str, Any] | None = None
 ) -> list[str]:
@@ -58,5 +67,6 @@ class FilterModule:
             "sglang_sibling_units": sibling_units,
             "sglang_summary": ladder.summary,
             "sglang_summary_unchanged": ladder.summary_unchanged,
+            "sglang_unwanted": unwanted,
             "sglang_unit_quote": ladder.unit_quote,
         }

@@ -27,6 +27,7 @@ DEFAULT_ROOT = "/var/lib/sglang"
 _VARIABLES = {
     "instance": "sglang_instances",
     "gpus": "sglang_instances",
+    "numa_nodes": "sglang_instances",
     "block_size": "sglang_drafter_block_size",
     "model_path": "sglang_model",
     "drafter_path": "sglang_drafter_model",
@@ -67,6 +68,7 @@ DEFAULTS: dict[str, Any] = {
     "api_key_error": "",
     "router": False,
     "gpus": [],
+    "numa_nodes": [],
     "gpu_architecture": "",
     "measured_profile": "",
     "root": DEFAULT_ROOT,
@@ -162,7 +164,7 @@ def variable_of(key: str) -> str:
 def key_of(variable: str) -> str | None:
     """The key of a request that an inventory variable sets; None for one that no request has."""
     for key, name in _VARIABLES.items():
-        if name == variable and key not in ("gpus", "instance", "model_path", "drafter_path", "api_key_error"):
+        if name == variable and key not in ("gpus", "numa_nodes", "instance", "model_path", "drafter_path", "api_key_error"):
             return key
     key = variable[len("sglang_") :] if variable.startswith("sglang_") else ""
     return key if key in DEFAULTS and key not in _VARIABLES else None
@@ -430,6 +432,16 @@ def check_profile(request: Mapping[str, Any], problems: Problems) -> tuple[str, 
     if request["build"] == "cpu" and request["drafter"] == "eagle3":
         problems.add("sglang_drafter", "sglang_drafter: eagle3 does not run on the cpu build; write dflash or none")
     return str(name), row, sizes
+
+
+def check_numa_nodes(request: Mapping[str, Any], problems: Problems) -> None:
+    """Nodes that an instance's CPUs' memory is bound to; none leaves that to the kernel."""
+    nodes = request["numa_nodes"]
+    if not isinstance(nodes, (list, tuple)) or any(integer(node) is None for node in nodes):
+        problems.add(
+            "sglang_instances",
+            f"numa_nodes {nodes!r} of {request['instance']} is not a list of NUMA node numbers; write e.g. [0]",
+        )
 
 
 def check_gpus(request: Mapping[str, Any], needed: int, problems: Problems) -> None:

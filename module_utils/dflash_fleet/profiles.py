@@ -28,6 +28,7 @@ from .profile_checks import (
     check_gpus,
     check_host,
     check_models,
+    check_numa_nodes,
     check_numbers,
     check_profile,
     check_version,
@@ -126,6 +127,7 @@ def _prepare(raw: Mapping[str, Any], problems: Problems) -> _Plan | None:
     version = check_version(request, problems)
     check_models(request, problems)
     check_host(request, problems)
+    check_numa_nodes(request, problems)
     profile = check_profile(request, problems)
     environment = check_environment("sglang_environment", request["environment"], problems)
     if version is None or profile is None or request["build"] not in BUILDS or request["drafter"] not in DRAFTERS:
@@ -496,15 +498,17 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
         "degraded": any(note.startswith("degraded: ") for note in plan.warnings),
         "gpus": 0 if asked["build"] == "cpu" else plan.ranks,
         "gpu_ids": [integer(gpu) for gpu in asked["gpus"]],
+        "numa_nodes": [integer(node) for node in asked["numa_nodes"]],
     }
 
 
 def overlaps(requests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What several instances of one host may not share: names, ports and GPUs."""
+    """What several instances of one host may not share: names, ports, GPUs, and NUMA nodes where they are named."""
     problems = Problems()
     names: dict[str, int] = {}
     ports: dict[int, str] = {}
     owners: dict[int, str] = {}
+    nodes: dict[int, str] = {}
     for raw in requests:
         request = _with_defaults(raw)
         name = str(request["instance"])
@@ -530,5 +534,13 @@ def overlaps(requests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
                 problems.add(
                     "sglang_instances",
                     f"sglang_instances: {owners[number]} and {name} both use GPU {number}; give each its own",
+                )
+        for node in request["numa_nodes"] if isinstance(request["numa_nodes"], (list, tuple)) else []:
+            number = integer(node)
+            if number is not None and nodes.setdefault(number, name) != name:
+                problems.add(
+                    "sglang_instances",
+                    f"sglang_instances: {nodes[number]} and {name} are both bound to NUMA node {number}; give each its "
+                    "own, or leave numa_nodes out and the kernel places them",
                 )
     return problems.found
