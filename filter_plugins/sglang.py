@@ -18,7 +18,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies
+from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies, removal
 
 #: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
 PER_INSTANCE = (
@@ -208,6 +208,12 @@ def _recorded(request: Mapping[str, Any], instances: Mapping[str, Any], fallback
     return {}
 
 
+def _gone(requests: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Instances on a host that a deployment would remove."""
+    listed = facts.get("sglang_instances") or []
+    return removal.unwanted(found, requests, listed, bool(facts.get("sglang_service_remove_unlisted", True)))
+
+
 def sglang_plan_hosts(
     names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -228,6 +234,12 @@ def sglang_plan_hosts(
         hosts[str(name)] = {
             "resolved": [] if problems else sglang_resolve_all(requests, recorded),
             "problems": problems,
+            "gone": _gone(requests, facts, instances) if not problems else [],
+            "models": state.get("models") or {},
+            "venvs": state.get("venvs") or {},
+            "free_bytes": next((item.get("free_bytes") for item in (state.get("filesystems") or {}).values()), None),
+            "sizes": facts.get("gpu_host_model_sizes_gb", defaults.get("gpu_host_model_sizes_gb")) or {},
+            "venv_sizes": facts.get("gpu_host_venv_sizes_gb", defaults.get("gpu_host_venv_sizes_gb")) or {},
             "asked": bool(state),
             "why": _why(answer),
             "state": instances,

@@ -11,7 +11,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import diagnosis, ladder, profiles
+from ansible.module_utils.dflash_fleet import diagnosis, ladder, plan, profiles, removal
 
 
 def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> list[str]:
@@ -19,15 +19,6 @@ def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> lis
     names = set(profiles.known_profiles({"profiles": own_profiles})) | {resolved["profile"]}
     units = {f"sglang-{resolved['instance']}-{name}.service" for name in names}
     return sorted(units - {resolved["unit"]})
-
-
-def unwanted(
-    instances: dict[str, Any], resolved: list[dict[str, Any]], listed: list[dict[str, Any]], unlisted: bool
-) -> list[str]:
-    """Instances on a host that are to go: those marked absent, and all that the inventory does not name if `unlisted`."""
-    absent = {item.get("name", "main") for item in listed if item.get("state") == "absent"}
-    kept = {item["instance"] for item in resolved}
-    return sorted(name for name in instances if name not in kept and (unlisted or name in absent))
 
 
 def headline(
@@ -57,6 +48,7 @@ class FilterModule:
             "sglang_baseline": ladder.baseline,
             "sglang_can_roll_back": ladder.can_roll_back,
             "sglang_degraded_text": ladder.degraded_text,
+            "sglang_forecast": plan.forecast,
             "sglang_gate_record": ladder.gate_record,
             "sglang_headline": headline,
             "sglang_in_effect": ladder.in_effect,
@@ -67,6 +59,6 @@ class FilterModule:
             "sglang_sibling_units": sibling_units,
             "sglang_summary": ladder.summary,
             "sglang_summary_unchanged": ladder.summary_unchanged,
-            "sglang_unwanted": unwanted,
+            "sglang_unwanted": removal.unwanted,
             "sglang_unit_quote": ladder.unit_quote,
         }

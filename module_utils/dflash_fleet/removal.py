@@ -7,7 +7,7 @@ remaining instance's releases name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,18 @@ def data_paths(layout: state.Layout, remaining: Iterable[str]) -> list[Path]:
         found += [folder / revision for revision in state.list_dirs(folder)]
     # The hub client is no engine: no release names it, and the next fetch needs it.
     return [path for path in found if path not in used and not _is_client(path)]
+
+
+def unwanted(
+    instances: Iterable[str], wanted: Iterable[Mapping[str, Any]], listed: Iterable[Mapping[str, Any]], unlisted: bool
+) -> list[str]:
+    """Instances on a host that are to go: those marked absent, and all that the inventory does not name if `unlisted`.
+
+    `wanted` are requests or resolved configurations, `listed` is sglang_instances.
+    """
+    absent = {item.get("name", "main") for item in listed if item.get("state") == "absent"}
+    kept = {item["instance"] for item in wanted}
+    return sorted(name for name in instances if name not in kept and (unlisted or name in absent))
 
 
 def _is_client(path: Path) -> bool:
