@@ -114,6 +114,13 @@ previous:
   description: Id of the release that was current before.
   type: str
   returned: with state=current
+changes:
+  description:
+    - Paths that were (or would be) written, moved or removed, and the unit where it was (would be) started. State files
+      are not among them, since what a gate finds cannot be known before.
+  type: list
+  elements: str
+  returned: with state=current and state=staged
 restarted:
   description: Whether a start was queued (or would be, in check mode).
   type: bool
@@ -185,6 +192,11 @@ class Switch:
         )
 
     # -- files
+    def files_of(self, unit: str) -> list[Path]:
+        """The unit's file, and its link for boot where it has one."""
+        link = self.layout.boot_link(unit)
+        return [self.layout.unit_file(unit), *([link] if link.is_symlink() else [])]
+
     def make_directory(self, path: Path, mode: int) -> None:
         """A directory that the instance's group may read."""
         path.mkdir(parents=True, exist_ok=True)
@@ -237,6 +249,21 @@ class Switch:
         if said:
             self.module.fail_json(msg=parser_check.refusal(said, engine), refused=said)
 
+    def reads(self, link: Path) -> str:
+        """Where a link points, or nothing."""
+        try:
+            return os.readlink(link)
+        except OSError:
+            return ""
+
+    def links(self, identity: str) -> list[tuple[Path, str]]:
+        """The links of the instance that point elsewhere now, with where they have to point."""
+        wanted = [
+            (self.layout.current(self.name), self.layout.current_target(identity)),
+            (self.layout.etc_link(self.name), str(self.layout.current(self.name))),
+        ]
+        return [(link, target) for link, target in wanted if self.reads(link) != target]
+
     def point(self, link: Path, target: str) -> None:
         """Move a symbolic link with one rename."""
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -270,8 +297,8 @@ class Switch:
             self.systemctl("disable", other, check=False)
             self.layout.unit_file(other).unlink(missing_ok=True)
         self.install_unit(identity)
-        self.point(self.layout.current(self.name), self.layout.current_target(identity))
-        self.point(self.layout.etc_link(self.name), str(self.layout.current(self.name)))
+        for link, target in self.links(identity):
+            self.point(link, target)
         self.systemctl("daemon-reload")
 
     def start(self) -> str:
@@ -293,18 +320,17 @@ class Switch:
             "(systemctl list-jobs shows what is waited for)"
         )
 
-    def prune(self, identity: str) -> None:
-        """Remove the oldest releases beyond the number kept."""
+    def prunable(self, identity: str) -> list[Path]:
+        """The oldest releases beyond the number kept."""
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         folder = self.layout.releases(self.name)
         existing = [(name, (folder / name).stat().st_mtime) for name in states.list_dirs(folder) if name[0] != "."]
         protected = [identity, self.current, last_good.get("release_id")]
-        for name in releases.prunable(existing, protected, self.module.params["keep"]):
-            shutil.rmtree(folder / name)
+        return [folder / name for name in releases.prunable(existing, protected, self.module.params["keep"])]
 
 
 def switch(module: AnsibleModule, host: Switch) -> None:
-    """state=current."""
+    """state=current and state=staged."""
     wanted = module.params["release_id"]
     if wanted:
         release = states.read_state(host.layout.release_json(host.name, wanted))
@@ -318,35 +344,53 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     new = not module.params["release_id"] and not host.layout.release_json(host.name, wanted).exists()
     if new:
         host.try_arguments(release)
+    written = [str(host.layout.release_dir(host.name, wanted))] if new else []
     if module.params["state"] == "staged":
         if new and not module.check_mode:
             host.stage(unit_text, release)
-        module.exit_json(changed=new, id=wanted, previous=host.current, release={"schema": 1, **release})
+        module.exit_json(
+            changed=new, id=wanted, previous=host.current, changes=written, release={"schema": 1, **release}
+        )
     before = host.show(host.unit)
     others = host.other_units()
     installed = host.installed_text(host.unit)
     in_place = host.current == wanted and installed == unit_text and not others
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
-    changed = not (in_place and runs)
+    restart = not (in_place and runs)
+    links = host.links(wanted)
+    boot = before["UnitFileState"] != "enabled"  # made good when the gate has passed, see state=good
+    changed = restart or new or bool(links) or boot
+    outdated = host.prunable(wanted)
     shown = host.unit if installed else (others[0] if others else "")
     result = {
         "changed": changed,
         "id": wanted,
         "previous": host.current,
-        "restarted": changed,
+        "restarted": restart,
         "release": {"schema": 1, **release},
+        "changes": [
+            *written,
+            *(str(path) for unit in others for path in host.files_of(unit)),
+            *([str(host.layout.unit_file(host.unit))] if installed != unit_text else []),
+            *(str(link) for link, _ in links),
+            *([str(host.layout.boot_link(host.unit))] if boot else []),
+            *([host.unit, *map(str, outdated)] if restart else []),
+        ],
     }
     if changed:
-        result["diff"] = releases.diff(host.installed_text(shown) if shown else "", shown, unit_text, host.unit, True)
+        result["diff"] = releases.diff(host.installed_text(shown) if shown else "", shown, unit_text, host.unit, restart)
     if module.check_mode:
         module.exit_json(**result)
-    if changed:
-        if not module.params["release_id"]:
-            host.stage(unit_text, release)
+    if new:
+        host.stage(unit_text, release)
+    if restart:
         host.to(wanted)
         result["invocation_id"] = host.start()
-        host.prune(wanted)
+        for folder in outdated:
+            shutil.rmtree(folder)
     else:
+        for link, target in links:
+            host.point(link, target)
         result["invocation_id"] = before["InvocationID"]
     module.exit_json(**result)
 

@@ -8,7 +8,7 @@ may not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from . import state as statefiles
@@ -297,7 +297,7 @@ def check_ports(
     return rows
 
 
-def owns(unit: str | None, owners: Iterable[str], names: Iterable[str]) -> bool:
+def owns(unit: str | None, owners: Container[str], names: Iterable[str]) -> bool:
     """Whether a unit is one of these instances', under whatever profile (the switch will stop it)."""
     return bool(unit) and statefiles.instance_of_unit(str(unit), names) in owners
 

@@ -100,7 +100,8 @@ def plan(layout: state.Layout, names: Iterable[str], data: bool, cache: Path = C
     everyone = present(layout)
     gone = [name for name in dict.fromkeys(names) if name in everyone]
     units = [unit for name in gone for unit in units_of(layout, name, everyone)]
-    paths = [
+    paths = [layout.boot_link(unit) for unit in units if _there(layout.boot_link(unit))]
+    paths += [
         path
         for name in gone
         for path in (layout.etc_link(name), layout.instance(name), cache / name)
