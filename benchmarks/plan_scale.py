@@ -1,8 +1,8 @@
-"""How long the plans of a whole fleet take: 500 hosts resolved and rendered, each host asked and each different in fact.
+"""How long the plans of a whole fleet take: 500 hosts resolved and rendered, each with facts of its own.
 
-The last line is one JSON object. `seconds` is what a person waits for `playbooks/plan.yml` offline, with the same hosts as
-an inventory; `seconds_filters` is the share of resolving and rendering; `baseline` is what the same play takes for one
-host, and what the filters take for the hosts one by one, in the same run.
+The last line is one JSON object. `seconds` is what a person waits for `playbooks/plan.yml` offline, with the same hosts
+as an inventory; `seconds_filters` is the share of resolving and rendering; `baseline` is what the same play takes for
+one host, and what the filters take for the hosts one by one, in the same run.
 
     python benchmarks/plan_scale.py [--hosts 500] [--limit 60]
 """
@@ -30,7 +30,8 @@ RELEASES = ("0.5.11", "0.5.14", "0.5.20", "0.5.23")
 def filters() -> Any:
     """The project's filter plugin, as Ansible loads it."""
     spec = importlib.util.spec_from_file_location("sglang_filters", ROOT / "filter_plugins" / "sglang.py")
-    assert spec and spec.loader
+    if spec is None or spec.loader is None:
+        raise RuntimeError("filter_plugins/sglang.py is missing")
     module = importlib.util.module_from_spec(spec)
     sys.modules["sglang_filters"] = module
     spec.loader.exec_module(module)
@@ -46,7 +47,7 @@ def defaults() -> dict[str, Any]:
 
 
 def fleet(count: int) -> dict[str, dict[str, Any]]:
-    """Variables and answers of as many hosts, in a few dozen sorts, no two with the same address or the same load time."""
+    """Variables and answers of as many hosts, in sixteen sorts, no two with the same address or load time."""
     hosts = {}
     for number in range(count):
         profile = PROFILES[number % len(PROFILES)]

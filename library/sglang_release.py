@@ -17,7 +17,7 @@ description:
     the unit is copied to C(/etc/systemd/system), and the start is queued without waiting for the load
     (C(--no-block)).
   - Before a new release is staged, the engine that is installed for it is asked whether its own parser takes
-    I(arguments); a refusal ends the module and leaves alone what runs. In check mode too, where the environment is there.
+    I(arguments); a refusal ends the module and leaves alone what runs. In check mode too, where the environment is.
   - With I(state=staged) the release is checked and written, and nothing is switched to it.
   - With I(state=good) the release that just passed its gate is recorded as the last good one, its unit is enabled for
     boot, and a fallback in effect is remembered together with what it was needed for.
@@ -378,7 +378,8 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         ],
     }
     if changed:
-        result["diff"] = releases.diff(host.installed_text(shown) if shown else "", shown, unit_text, host.unit, restart)
+        now = host.installed_text(shown) if shown else ""
+        result["diff"] = releases.diff(now, shown, unit_text, host.unit, restart)
     if module.check_mode:
         module.exit_json(**result)
     if new:
@@ -492,7 +493,8 @@ def main() -> None:
         mutually_exclusive=[("release_id", "unit_text")],
         supports_check_mode=True,
     )
-    if module.params["state"] in ("current", "staged") and not (module.params["release_id"] or module.params["unit_text"]):
+    wanted = module.params["release_id"] or module.params["unit_text"]
+    if module.params["state"] in ("current", "staged") and not wanted:
         module.fail_json(msg=f"state={module.params['state']} needs unit_text and release, or release_id")
     try:
         host = Switch(module)

@@ -35,6 +35,9 @@ _VARIABLES = {
     "router": "sglang_behind_router",
 }
 
+# Keys that no variable of their own sets.
+_NO_VARIABLE = ("gpus", "numa_nodes", "instance", "model_path", "drafter_path", "api_key_error")
+
 DEFAULTS: dict[str, Any] = {
     "instance": "main",
     "version": releases.NEWEST,
@@ -164,7 +167,7 @@ def variable_of(key: str) -> str:
 def key_of(variable: str) -> str | None:
     """The key of a request that an inventory variable sets; None for one that no request has."""
     for key, name in _VARIABLES.items():
-        if name == variable and key not in ("gpus", "numa_nodes", "instance", "model_path", "drafter_path", "api_key_error"):
+        if name == variable and key not in _NO_VARIABLE:
             return key
     key = variable[len("sglang_") :] if variable.startswith("sglang_") else ""
     return key if key in DEFAULTS and key not in _VARIABLES else None

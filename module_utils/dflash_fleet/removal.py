@@ -96,7 +96,7 @@ def _there(path: Path) -> bool:
 
 
 def plan(layout: state.Layout, names: Iterable[str], data: bool, cache: Path = CACHE) -> dict[str, Any]:
-    """{instances, units, paths}: all that would go; `names` are instances, those that are not there count for nothing."""
+    """{instances, units, paths}: all that would go; names of instances that are not there count for nothing."""
     everyone = present(layout)
     gone = [name for name in dict.fromkeys(names) if name in everyone]
     units = [unit for name in gone for unit in units_of(layout, name, everyone)]

@@ -1,7 +1,7 @@
 """What a configuration takes on a GPU and on a disk, estimated from sizes that are known; pure.
 
-Bytes are decimal (1 GB is 10^9). Nothing is guessed: a size that neither the host nor the inventory knows is `None`, and
-the text says "not known".
+Bytes are decimal (1 GB is 10^9). Nothing is guessed: a size that neither the host nor the inventory knows is `None`,
+and the text says "not known".
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "module_utils" / "dflash_fleet" / "release_options.py"
 sys.path.insert(0, str(TARGET.parent))
 
-import release_options
+import release_options  # noqa: E402
 
 # What the table has now; a release named on the command line is added to it, in its place.
 RELEASES = list(release_options.RELEASES)

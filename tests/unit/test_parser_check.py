@@ -41,7 +41,7 @@ def test_a_resolved_configuration_is_taken(version):
 
 REFUSALS = [
     pytest.param(["--attention-backend", "warp9"], "invalid choice: 'warp9'", "sglang_attention_backend", id="choice"),
-    pytest.param(["--no-such-option", "1"], "unrecognized arguments: --no-such-option", "sglang_extra_args", id="unknown"),
+    pytest.param(["--no-such-option", "1"], "unrecognized arguments", "sglang_extra_args", id="unknown"),
     pytest.param(["--tp-size", "eight"], "invalid int value", "sglang_profile", id="number"),
     pytest.param(["--pp", "2"], "ambiguous option", "", id="ambiguous"),
 ]

@@ -34,8 +34,8 @@ def test_kv_bytes_per_token(request_: dict[str, Any], expected: int | None) -> N
 def test_memory_of_a_gpu() -> None:
     (line,) = sizes.memory(resolved(context_length=131072, mem_fraction_static=0.9), HOST)
     assert line == (
-        "on each GPU: weights about 76 GB, drafter about 0.8 GB, KV pool 73344 bytes a token (9.6 GB for one context of "
-        "131072); weights and KV pool may take 90%"
+        "on each GPU: weights about 76 GB, drafter about 0.8 GB, KV pool 73344 bytes a token (9.6 GB for one context "
+        "of 131072); weights and KV pool may take 90%"
     )
 
 
@@ -66,7 +66,8 @@ def host(seconds: float) -> dict[str, Any]:
     result = resolved(profile="ep8")
     running = {**result, "engine": {**result["engine"], "version": "0.5.11"}}
     found = {"condition": "serving", "release": running, "ready": {"seconds": seconds}}
-    return {"resolved": [result], "problems": [], "asked": True, "state": {"main": found, "old": found}, "gone": ["old"]}
+    state = {"main": found, "old": found}
+    return {"resolved": [result], "problems": [], "asked": True, "state": state, "gone": ["old"]}
 
 
 def test_hosts_that_differ_in_load_time_alone_are_one_block() -> None:

@@ -1,4 +1,4 @@
-"""Writes what every task changed, or in check mode would change, to CHANGES_FILE: a JSON object a line, for the test."""
+"""Writes what every task changed, or would change, to CHANGES_FILE: a JSON object a line, for the test."""
 
 from __future__ import annotations
 

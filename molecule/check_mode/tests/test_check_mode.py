@@ -100,7 +100,10 @@ def wish(draw):
         wanted["sglang_instances"] = draw.choice(
             [
                 [{"name": "renamed"}],
-                [{"name": "main", "gpus": [0, 1], "profile": "tp2"}, {"name": "b", "gpus": [2, 3], "port": 30009, "profile": "tp2"}],
+                [
+                    {"name": "main", "gpus": [0, 1], "profile": "tp2"},
+                    {"name": "b", "gpus": [2, 3], "port": 30009, "profile": "tp2"},
+                ],
             ]
         )
     return wanted
@@ -113,7 +116,7 @@ DRIFTS = {
     "unit edited": f"for u in {UNITS}/sglang-*.service; do echo '# edited' >> $u; done",
     "unit removed": f"rm -f {UNITS}/sglang-*.service; systemctl daemon-reload",
     "unit of another profile": f"printf '{STALE}' > {UNITS}/sglang-main-tp8.service; systemctl daemon-reload",
-    "not started at boot": "systemctl disable -q 'sglang-*' $(ls /etc/systemd/system | grep ^sglang-) 2>/dev/null || true",
+    "not started at boot": "for u in $(ls /etc/systemd/system | grep ^sglang-); do systemctl disable -q $u; done",
     "stopped": "for u in $(ls /etc/systemd/system | grep ^sglang-); do systemctl stop $u; done",
     "current removed": "rm -f /var/lib/sglang/*/current",
     "link in etc elsewhere": "for l in /etc/sglang/*; do [ -L $l ] && ln -sfn /nowhere $l; done; true",
@@ -126,15 +129,15 @@ DRIFTS = {
     "credentials open": "chmod 755 /var/lib/sglang/*/credentials",
     "key left over": "for d in /var/lib/sglang/*/credentials; do echo old > $d/api_key; done",
     "everything gone": (
-        "for u in $(ls /etc/systemd/system | grep ^sglang-); do systemctl disable -q --now $u; rm /etc/systemd/system/$u; done; "
-        "systemctl daemon-reload; rm -rf /var/lib/sglang /etc/sglang"
+        "for u in $(ls /etc/systemd/system | grep ^sglang-); do systemctl disable -q --now $u; "
+        "rm /etc/systemd/system/$u; done; systemctl daemon-reload; rm -rf /var/lib/sglang /etc/sglang"
     ),
 }
 
 
 def cases():
     """{host: (variables, drifts)} of every round; each drift occurs at least once."""
-    draw = random.Random(SEED)  # noqa: S311
+    draw = random.Random(SEED)
     names = [name for name in DRIFTS if name != "nothing"]
     draw.shuffle(names)
     pending = [*names, *(draw.choice(list(DRIFTS)) for _ in range(CASES - len(names)))]
@@ -165,7 +168,7 @@ def deploy(tmp_path, number, wishes, *arguments):
     environment = {
         **controller.environment(),
         "CHANGES_FILE": str(changes),
-        "ANSIBLE_CALLBACK_PLUGINS": f"{controller.ROOT}/callback_plugins:{Path(__file__).resolve().parents[1] / 'callbacks'}",
+        "ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).resolve().parents[1] / "callbacks"),
         "ANSIBLE_CALLBACKS_ENABLED": "changes",
     }
     layers = tmp_path / f"inventory-{number}"
