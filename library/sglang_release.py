@@ -116,8 +116,8 @@ previous:
   returned: with state=current
 changes:
   description:
-    - Paths that were (or would be) written, moved or removed, and the unit where it was (would be) started. State files
-      are not among them, since what a gate finds cannot be known before.
+    - Paths that were (or would be) written, moved or removed, and units that were (or would be) started or stopped.
+      State files are not among them, since what a gate finds cannot be known before.
   type: list
   elements: str
   returned: with state=current and state=staged
@@ -183,19 +183,26 @@ class Switch:
         return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
 
     def other_units(self) -> list[str]:
-        """Installed units of this instance under another profile."""
+        """Units of this instance under another profile: installed, or still running though their file is gone."""
         known = [*states.list_instances(self.layout), self.name]
+        installed = {path.name for path in self.layout.units.glob(f"sglang-{self.name}-*.service")}
         return sorted(
-            path.name
-            for path in self.layout.units.glob(f"sglang-{self.name}-*.service")
-            if path.name != self.unit and states.instance_of_unit(path.name, known) == self.name
+            name
+            for name in installed | self.running(f"sglang-{self.name}-*.service")
+            if name != self.unit and states.instance_of_unit(name, known) == self.name
         )
+
+    def running(self, pattern: str) -> set[str]:
+        """Units that are up, or on their way up or down."""
+        alive = "--state=active,activating,reloading,deactivating"
+        out = self.systemctl("list-units", "--plain", "--no-legend", alive, pattern)
+        return {line.split()[0] for line in out.splitlines() if line.strip()}
 
     # -- files
     def files_of(self, unit: str) -> list[Path]:
-        """The unit's file, and its link for boot where it has one."""
-        link = self.layout.boot_link(unit)
-        return [self.layout.unit_file(unit), *([link] if link.is_symlink() else [])]
+        """The unit's file, and its link for boot, as far as they are there."""
+        file, link = self.layout.unit_file(unit), self.layout.boot_link(unit)
+        return [*([file] if file.exists() else []), *([link] if link.is_symlink() else [])]
 
     def make_directory(self, path: Path, mode: int) -> None:
         """A directory that the instance's group may read."""
@@ -295,7 +302,8 @@ class Switch:
             # Its evidence is in the journal and its text in its release; disable also drops the boot link.
             self.systemctl("stop", other, check=False)
             self.systemctl("disable", other, check=False)
-            self.layout.unit_file(other).unlink(missing_ok=True)
+            for path in self.files_of(other):
+                path.unlink()
         self.install_unit(identity)
         for link, target in self.links(identity):
             self.point(link, target)
@@ -358,9 +366,10 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
     restart = not (in_place and runs)
     links = host.links(wanted)
-    boot = before["UnitFileState"] != "enabled"  # made good when the gate has passed, see state=good
+    boot = not host.layout.boot_link(host.unit).is_symlink()  # made when the gate has passed, see state=good
     changed = restart or new or bool(links) or boot
     outdated = host.prunable(wanted)
+    running = host.running(f"sglang-{host.name}-*.service") if others else set()
     shown = host.unit if installed else (others[0] if others else "")
     result = {
         "changed": changed,
@@ -371,6 +380,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         "changes": [
             *written,
             *(str(path) for unit in others for path in host.files_of(unit)),
+            *(unit for unit in others if unit in running),
             *([str(host.layout.unit_file(host.unit))] if installed != unit_text else []),
             *(str(link) for link, _ in links),
             *([str(host.layout.boot_link(host.unit))] if boot else []),

@@ -81,14 +81,21 @@ from ansible.module_utils.dflash_fleet import removal
 from ansible.module_utils.dflash_fleet import state as states
 
 
+def running(module: AnsibleModule) -> list[str]:
+    """Engines' units that are up, or on their way up or down."""
+    alive = "--state=active,activating,reloading,deactivating"
+    _, out, _ = module.run_command(["systemctl", "list-units", "--plain", "--no-legend", alive, "sglang-*.service"])
+    return [line.split()[0] for line in out.splitlines() if line.strip()]
+
+
 def remove(module: AnsibleModule, layout: states.Layout, found: dict[str, list[str]]) -> None:
     """Units first, so that nothing runs without its files."""
     for unit in found["units"]:
         # Stopping waits until the engine has left the GPUs.
-        for verb in ("stop", "disable"):
-            code, out, err = module.run_command(["systemctl", verb, unit])
-            if code != 0:
-                module.fail_json(msg=f"systemctl {verb} {unit}: {(err or out).strip()}")
+        code, out, err = module.run_command(["systemctl", "stop", unit])
+        if code != 0:
+            module.fail_json(msg=f"systemctl stop {unit}: {(err or out).strip()}")
+        module.run_command(["systemctl", "disable", unit])  # one whose file is gone has nothing to disable
         layout.unit_file(unit).unlink(missing_ok=True)
     if found["units"]:
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
@@ -123,7 +130,7 @@ def main() -> None:
         if module.params["except_instances"] is not None:
             kept = module.params["except_instances"]
             names += [name for name in removal.present(layout) if name not in kept]
-        found = removal.plan(layout, names, module.params["data"])
+        found = removal.plan(layout, names, module.params["data"], removal.CACHE, running(module))
     except states.StateError as problem:
         module.fail_json(msg=str(problem))
     changed = bool(found["units"] or found["paths"])

@@ -16,14 +16,14 @@ from . import state
 CACHE = Path("/var/cache/sglang")
 
 
-def units_of(layout: state.Layout, name: str, known: Iterable[str]) -> list[str]:
-    """Installed units of an instance, whatever their profile; `known` are all instances (names may be prefixes)."""
+def units_of(layout: state.Layout, name: str, known: Iterable[str], running: Iterable[str] = ()) -> list[str]:
+    """Units of an instance, whatever their profile: installed, or `running` though their file is gone.
+
+    `known` are all instances, since the name of one may begin with another's.
+    """
     everyone = {*known, name}
-    return sorted(
-        path.name
-        for path in layout.units.glob(f"sglang-{name}-*.service")
-        if state.instance_of_unit(path.name, everyone) == name
-    )
+    installed = {path.name for path in layout.units.glob(f"sglang-{name}-*.service")}
+    return sorted(unit for unit in installed.union(running) if state.instance_of_unit(unit, everyone) == name)
 
 
 def instances_with_units(layout: state.Layout) -> set[str]:
@@ -95,11 +95,13 @@ def _there(path: Path) -> bool:
     return path.is_symlink() or path.exists()
 
 
-def plan(layout: state.Layout, names: Iterable[str], data: bool, cache: Path = CACHE) -> dict[str, Any]:
+def plan(
+    layout: state.Layout, names: Iterable[str], data: bool, cache: Path = CACHE, running: Iterable[str] = ()
+) -> dict[str, Any]:
     """{instances, units, paths}: all that would go; names of instances that are not there count for nothing."""
     everyone = present(layout)
     gone = [name for name in dict.fromkeys(names) if name in everyone]
-    units = [unit for name in gone for unit in units_of(layout, name, everyone)]
+    units = [unit for name in gone for unit in units_of(layout, name, everyone, running)]
     paths = [layout.boot_link(unit) for unit in units if _there(layout.boot_link(unit))]
     paths += [
         path

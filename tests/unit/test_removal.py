@@ -70,6 +70,9 @@ def test_a_unit_without_its_directory_is_still_found(host: state.Layout) -> None
     host.unit_file("sglang-lost-ep8.service").write_text(UNIT)
     assert removal.present(host) == ["a", "a-b", "lost"]  # and not k26, which is nobody's of ours
     assert removal.plan(host, ["lost"], False)["units"] == ["sglang-lost-ep8.service"]
+    assert removal.plan(host, ["a"], False, running=["sglang-a-ep4.service", "sglang-a-b-ep4.service"])["units"] == [
+        "sglang-a-ep4.service", "sglang-a-tp8.service",
+    ]  # fmt: skip
     assert removal.plan(host, ["never"], False) == {"instances": [], "units": [], "paths": []}
 
 
@@ -87,7 +90,7 @@ def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     """Runs the module with a systemctl that only notes what it is asked."""
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    program.write_text(f'#!/bin/sh\n[ $1 = list-units ] || echo "$@" >> {tmp_path}/asked\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setattr(removal, "CACHE", tmp_path / "cache")
