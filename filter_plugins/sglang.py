@@ -75,7 +75,26 @@ def _api_key_error(key: Any) -> str:
     return ""
 
 
-def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = None) -> list[dict[str, Any]]:
+def sglang_place(
+    nodes: Sequence[str] | None, host: str, hostvars: Mapping[str, Mapping[str, Any]], port: Any
+) -> dict[str, Any]:
+    """Where a host stands among the hosts of an engine that spans several: `nnodes`, `node_rank`, `dist_init_addr`.
+
+    `nodes` are inventory names; the first is the one that the others meet at, and that serves.
+    """
+    names = [str(name) for name in nodes or []]
+    if not names:
+        return {}
+    known = hostvars[names[0]] if names[0] in hostvars else {}
+    address = str(known.get("ansible_host") or names[0])
+    rank = names.index(host) if host in names and len(set(names)) == len(names) else len(names)
+    shown = f"[{address}]" if ":" in address else address
+    return {"nnodes": len(names), "node_rank": rank, "dist_init_addr": f"{shown}:{port}"}
+
+
+def sglang_requests(
+    variables: Mapping[str, Any], api_key_set: bool | None = None, place: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """One request per instance from a mapping of the product's variables (`sglang_*`).
 
     With no `sglang_instances` the scalars describe the instance `main`; one with `state: absent` is not asked for. An
@@ -91,6 +110,7 @@ def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = Non
     }
     base["api_key_set"] = bool(key) if api_key_set is None else bool(api_key_set)
     base["api_key_error"] = _api_key_error(key) if key else ""
+    base.update(_native(place or {}))
     base["errors"] = _fallback_errors(given.get("sglang_fallbacks") or [])
     instances = given.get("sglang_instances") or [{}]
     if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
@@ -226,7 +246,9 @@ def sglang_plan_hosts(
         facts = hostvars[name]
         answer = facts.get("sglang_plan_state") or {}
         state = answer.get("state") or {}
-        requests = sglang_requests({key: facts.get(key, default) for key, default in defaults.items()})
+        given = {key: facts.get(key, default) for key, default in defaults.items()}
+        place = sglang_place(given.get("sglang_nodes"), str(name), hostvars, given.get("sglang_dist_init_port"))
+        requests = sglang_requests(given, place=place)
         problems = sglang_validate(requests)
         instances = state.get("instances") or {}
         fallbacks = facts.get("sglang_fallbacks", defaults.get("sglang_fallbacks")) or []
@@ -258,6 +280,7 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         return {
             "sglang_requests": sglang_requests,
+            "sglang_place": sglang_place,
             "sglang_validate": sglang_validate,
             "sglang_problem_text": sglang_problem_text,
             "sglang_resolve": sglang_resolve,

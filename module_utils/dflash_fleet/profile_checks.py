@@ -28,6 +28,9 @@ _VARIABLES = {
     "instance": "sglang_instances",
     "gpus": "sglang_instances",
     "numa_nodes": "sglang_instances",
+    "nnodes": "sglang_nodes",
+    "node_rank": "sglang_nodes",
+    "dist_init_addr": "sglang_nodes",
     "block_size": "sglang_drafter_block_size",
     "model_path": "sglang_model",
     "drafter_path": "sglang_drafter_model",
@@ -36,7 +39,10 @@ _VARIABLES = {
 }
 
 # Keys that no variable of their own sets.
-_NO_VARIABLE = ("gpus", "numa_nodes", "instance", "model_path", "drafter_path", "api_key_error")
+_NO_VARIABLE = (
+    "gpus", "numa_nodes", "nnodes", "node_rank", "dist_init_addr", "instance", "model_path", "drafter_path",
+    "api_key_error",
+)  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
     "instance": "main",
@@ -72,6 +78,9 @@ DEFAULTS: dict[str, Any] = {
     "router": False,
     "gpus": [],
     "numa_nodes": [],
+    "nnodes": 1,
+    "node_rank": 0,
+    "dist_init_addr": "",
     "gpu_architecture": "",
     "measured_profile": "",
     "root": DEFAULT_ROOT,
@@ -96,6 +105,10 @@ OWNED: dict[str, str] = {
     "expert-parallel-size": "sglang_profile",
     "ep": "sglang_profile",
     "dp-size": "sglang_profile",
+    "nnodes": "sglang_nodes",
+    "node-rank": "sglang_nodes",
+    "dist-init-addr": "sglang_nodes",
+    "nccl-init-addr": "sglang_nodes",
     "data-parallel-size": "sglang_profile",
     "speculative-algorithm": "sglang_drafter",
     "speculative-draft-model-path": "sglang_drafter_model",
@@ -145,6 +158,7 @@ _REVISION = re.compile(r"^[0-9a-f]{40}$")
 _WORD = re.compile(r"^[A-Za-z0-9][\w.-]*$")
 _OPTION = re.compile(r"^[a-z0-9][a-z0-9-]*$")
 _ENVIRONMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_ADDRESS = re.compile(r"^(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\]):[0-9]{1,5}$")
 _ARCHITECTURE = re.compile(r"^(?:sm_)?\d{2,3}a?$|^\d{1,2}\.\d$")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NUMBER = re.compile(r"^-\d+(?:\.\d+)?$")
@@ -445,6 +459,31 @@ def check_numa_nodes(request: Mapping[str, Any], problems: Problems) -> None:
             "sglang_instances",
             f"numa_nodes {nodes!r} of {request['instance']} is not a list of NUMA node numbers; write e.g. [0]",
         )
+
+
+def check_nodes(request: Mapping[str, Any], profile: str, sharded: int, problems: Problems) -> int:
+    """How many hosts one engine spans; `sharded` is tp x pp, which SGLang divides among them evenly."""
+    count, rank = integer(request["nnodes"]), integer(request["node_rank"])
+    if count is None or count < 1 or rank is None or rank >= count:
+        problems.add(
+            "sglang_nodes",
+            f"sglang_nodes: node {request['node_rank']!r} of {request['nnodes']!r} makes no sense; write the inventory "
+            "names of the engine's hosts, this one among them, each once",
+        )
+        return 1
+    if sharded % count:
+        problems.add(
+            "sglang_nodes",
+            f"sglang_nodes: profile {profile} has {sharded} ranks, which {count} hosts cannot share evenly; write a "
+            f"profile whose tp x pp is a multiple of {count}, e.g. {{tp: {8 * count}}}",
+        )
+    if count > 1 and not _ADDRESS.match(str(request["dist_init_addr"])):
+        problems.add(
+            "sglang_nodes",
+            f"sglang_nodes: {request['dist_init_addr']!r} is not the address of the first host; set its ansible_host "
+            "to a name or address that the others reach",
+        )
+    return count
 
 
 def check_gpus(request: Mapping[str, Any], needed: int, problems: Problems) -> None:

@@ -29,6 +29,7 @@ from .profile_checks import (
     check_host,
     check_models,
     check_numa_nodes,
+    check_nodes,
     check_numbers,
     check_profile,
     check_version,
@@ -70,6 +71,7 @@ class _Plan:
     issues: list[dict[str, Any]]
     choices: list[dict[str, Any]]
     warnings: list[str]
+    nodes: int = 1
     alarms: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -158,7 +160,8 @@ def _prepare(raw: Mapping[str, Any], problems: Problems) -> _Plan | None:
         choices=[],
         warnings=notes,
     )
-    check_gpus(request, plan.ranks, problems)
+    plan.nodes = check_nodes(request, name, plan.tp * plan.pp, problems)
+    check_gpus(request, plan.ranks // plan.nodes, problems)
     if request["cuda_graph"] in CUDA_GRAPH and request["known_issues"] in KNOWN_ISSUES:
         _weigh(plan, asked, problems)
     _remark(plan, asked)
@@ -337,6 +340,10 @@ def _options(plan: _Plan) -> list[tuple[str, Value]]:
     for name, size in (("pp-size", plan.pp), ("ep-size", plan.ep), ("dp-size", plan.dp)):
         if size > 1:
             own(name, size)
+    if plan.nodes > 1:
+        own("nnodes", plan.nodes)
+        own("node-rank", integer(request["node_rank"]))
+        own("dist-init-addr", request["dist_init_addr"])
     for name, value in plan.profile_options.items():
         soft[name] = options[name] = value
 
@@ -496,7 +503,8 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
         "alarms": plan.alarms,
         "overrides": dict(asked["overrides"] or {}),
         "degraded": any(note.startswith("degraded: ") for note in plan.warnings),
-        "gpus": 0 if asked["build"] == "cpu" else plan.ranks,
+        "nodes": {"count": plan.nodes, "rank": integer(asked["node_rank"]), "address": str(asked["dist_init_addr"])},
+        "gpus": 0 if asked["build"] == "cpu" else plan.ranks // plan.nodes,
         "gpu_ids": [integer(gpu) for gpu in asked["gpus"]],
         "numa_nodes": [integer(node) for node in asked["numa_nodes"]],
     }
