@@ -85,7 +85,7 @@ def sglang_place(
     names = [str(name) for name in nodes or []]
     if not names:
         return {}
-    known = hostvars[names[0]] if names[0] in hostvars else {}
+    known = hostvars[names[0]] if names[0] in hostvars else {}  # noqa: SIM401 - HostVars.get knows no default
     address = str(known.get("ansible_host") or names[0])
     rank = names.index(host) if host in names and len(set(names)) == len(names) else len(names)
     shown = f"[{address}]" if ":" in address else address
