@@ -63,11 +63,15 @@ unit: .venv/.complete  ## unit tests only
 
 .PHONY: test
 test: prepare  ## everything a change must pass: lint, unit tests, core scenarios, the real engine
-	@$(BIN)/pytest tests/lint tests/unit tests/scenarios -m 'not faults' --durations=0 --durations-min=1
+	@$(BIN)/pytest tests/lint tests/unit tests/scenarios -m 'not faults and not readme' --durations=0 --durations-min=1
 
 .PHONY: test-faults
 test-faults: prepare  ## the long matrices; FROM=N starts with the Nth scenario, MINUTES=N stops taking new ones
 	@FROM="$(FROM)" MINUTES="$(MINUTES)" $(BIN)/pytest tests/scenarios -m faults --durations=0 --durations-min=1
+
+.PHONY: test-readme
+test-readme: prepare  ## every command of the README, on the demo fleet (removes it at the end)
+	@$(BIN)/pytest tests/scenarios/test_readme.py -m readme --durations=0 --durations-min=1
 
 .PHONY: diagnose-corpus
 diagnose-corpus: .venv/.complete  ## score the diagnosis on every journal of the corpus

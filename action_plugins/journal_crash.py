@@ -1,7 +1,8 @@
 """Controller half of journal_crash: keep Ansible from taking the finding for a failure of the module.
 
-ansible-core treats a result's key `exception` as a traceback of the module itself: it prints an error, and turns the value
-into one of its own objects. The finding, its `exception` included, is in `crash` as well; the top-level key goes no further.
+ansible-core treats a result's key `exception` as a traceback of the module itself: it prints an error, and turns the
+value into one of its own objects. The finding, its `exception` included, is in `crash` as well; the top-level key goes
+no further.
 """
 
 from __future__ import annotations

@@ -8,30 +8,35 @@ DOCUMENTATION = r"""
 module: journal_crash
 short_description: Say what happened to an engine that died, hung or only seems alive
 description:
-  - Reads the journal of one run of a systemd unit and returns, as data, how it ended, which process failed first, the whole
-    exception, what the kernel saw, the cause, and remedies that are right for the installed release.
-  - Works on the journal of the host, on a C(.journal) file, and on a file of C(journalctl -o json) or C(-o export) output,
-    so that a journal that a colleague sent can be read on any machine.
+  - Reads the journal of one run of a systemd unit and returns, as data, how it ended, which process failed first, the
+    whole exception, what the kernel saw, the cause, and remedies that are right for the installed release.
+  - Works on the journal of the host, on a C(.journal) file, and on a file of C(journalctl -o json) or C(-o export)
+    output, so that a journal that a colleague sent can be read on any machine.
   - Changes nothing. Keys and tokens in logged arguments are redacted in everything that is returned.
-  - Needs the right to read the journal (root, or group systemd-journal). Memory and time are bounded, whatever the unit printed.
+  - Needs the right to read the journal (root, or group systemd-journal). Memory and time are bounded, whatever the unit
+    printed.
 options:
   unit:
     description:
-      - The unit, with or without C(.service). Without it, O(journal_file) is required and the unit that failed last in it is taken.
+      - The unit, with or without C(.service).
+      - Without it, O(journal_file) is required and the unit that failed last in it is taken.
     type: str
   invocation_id:
     description: The run to look at. The default is the newest one that ended or, if none did, the current one.
     type: str
   journal_file:
     description:
-      - A C(.journal) file, a directory of them, or exported text (C(journalctl -o json), C(-o export), also gzip-compressed).
+      - A C(.journal) file, a directory of them, or exported text (C(journalctl -o json) or C(-o export), also
+        gzip-compressed).
       - Export whole fields with C(journalctl --all), else long lines are missing.
     type: path
   engine_version:
     description: Release of the engine, for remedies. The default is found on the host from the run's own command.
     type: str
   in_effect:
-    description: The project's variables of that run, as in C({sglang_cuda_graph: enabled}); what is in effect is not offered as a remedy.
+    description:
+      - The project's variables of that run, for example C(sglang_cuda_graph).
+      - What is in effect is not offered as a remedy.
     type: dict
     default: {}
   causes:
@@ -80,12 +85,14 @@ RETURN = r"""
 crash:
   description:
     - The whole finding, the keys below, as one dictionary. Use this one in playbooks.
-    - Ansible takes a top-level key RV(exception) for a traceback of the module itself, so a registered result has it only in here.
+    - Ansible takes a top-level key RV(exception) for a traceback of the module itself, so a registered result has it
+      only in here.
   type: dict
   returned: always
 verdict:
   description: >-
-    crashed, crashed_exit_zero, hung, running_but_dead, startup_timeout, stopped_by_operator, running, starting, no_evidence.
+    One of crashed, crashed_exit_zero, hung, running_but_dead, startup_timeout, stopped_by_operator, running, starting,
+    no_evidence.
   type: str
   returned: always
 cause:
@@ -105,13 +112,13 @@ report:
   type: str
   returned: when O(report) is true
 phase:
-  description: Where the run was, launch, dist_init, weights, kv_cache, graph_capture, warmup, serving or stopping.
+  description: Where the run was; launch, dist_init, weights, kv_cache, graph_capture, warmup, serving or stopping.
   type: str
   returned: always
 exception:
   description: >-
-    The root exception of the process that failed first, whole, or null. C(chain) holds every link, the root first, wrappers after.
-    C(frames) are outermost first.
+    The root exception of the process that failed first, whole, or null. C(chain) holds every link, the root first,
+    wrappers after. C(frames) are outermost first.
   type: dict
   returned: always
   contains:
@@ -136,7 +143,7 @@ root_frame:
   type: dict
   returned: always
 first_failure:
-  description: Who failed first (rank, pid, process, at); null where the log cannot tell. C(rank) is null with one rank.
+  description: Who failed first (rank, pid, process, at); null where the log cannot tell, C(rank) null with one rank.
   type: dict
   returned: always
 ranks_failed:
@@ -146,7 +153,8 @@ ranks_failed:
   returned: always
 exit:
   description: >-
-    How the main process ended (code, status, result), null while it runs. C(self_inflicted) is true where the engine ended itself by SIGKILL.
+    How the main process ended (code, status, result), null while it runs. C(self_inflicted) is true where the engine
+    ended itself by SIGKILL.
   type: dict
   returned: always
 kernel:

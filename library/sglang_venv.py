@@ -114,7 +114,6 @@ EXAMPLES = r"""
     name: sglang 0.5.20 (cuda)
     recipe: {kind: cuda, release: 0.5.20}
     engine: {name: sglang, build: cuda}
-    imports: [sglang]
     command: [-m, sglang.launch_server, --help]
   become: true
 

@@ -693,6 +693,7 @@ class FleetSpec:
     hosts: tuple[HostSpec, ...]
     hub: bool = False
     hub_repos: str = ""  # folder to serve; empty: the repositories of rehearsal/models.py
+    hub_token: str = ""  # every repository is gated, and this token opens it; empty: open to all
     vars: tuple[tuple[str, Any], ...] = ()
 
 
@@ -725,10 +726,11 @@ def check_spec(data: Any, where: str = "spec") -> FleetSpec:
         raise fail("vars has to be a mapping")
     hub = data.get("hub", False)
     if isinstance(hub, dict):
-        if set(hub) - {"repos"}:
-            raise fail(f"hub: unknown key {sorted(set(hub) - {'repos'})[0]!r} (known: repos)")
+        unknown = set(hub) - {"repos", "token"}
+        if unknown:
+            raise fail(f"hub: unknown key {sorted(unknown)[0]!r} (known: repos, token)")
     elif not isinstance(hub, bool):
-        raise fail("hub has to be true, false or a mapping with the key repos")
+        raise fail("hub has to be true, false or a mapping with the keys repos and token")
 
     hosts: list[HostSpec] = []
     for number, entry in enumerate(data["hosts"], start=1):
@@ -740,8 +742,14 @@ def check_spec(data: Any, where: str = "spec") -> FleetSpec:
         if name in {host.name for host in hosts}:
             raise fail(f"host {name!r} is there twice")
         hosts.append(check_host(entry, f"{where}: host {name}"))
-    repos = str(hub.get("repos", "")) if isinstance(hub, dict) else ""
-    return FleetSpec(tuple(hosts), bool(hub), repos, tuple(data.get("vars", {}).items()))
+    options = hub if isinstance(hub, dict) else {}
+    return FleetSpec(
+        hosts=tuple(hosts),
+        hub=bool(hub),
+        hub_repos=str(options.get("repos", "")),
+        hub_token=str(options.get("token", "")),
+        vars=tuple(data.get("vars", {}).items()),
+    )
 
 
 def check_host(entry: dict[str, Any], where: str) -> HostSpec:
@@ -1179,7 +1187,10 @@ def hub_repositories(spec: FleetSpec) -> Path:
         return repos
     repos = cache_dir() / "repos"
     done = subprocess.run(
-        [sys.executable, str(HERE / "models.py"), "--out", str(repos)], capture_output=True, text=True, check=False
+        [sys.executable, str(HERE / "models.py"), "--bad", "--out", str(repos)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise FleetError(f"rehearsal/models.py failed:\n{last_lines(done.stderr or done.stdout)}")
@@ -1200,7 +1211,15 @@ def ensure_hub(
     program = HERE / "hub.py"
     if not program.exists():
         raise FleetError(f"{program} is missing")
-    shape = digest(program.read_bytes(), str(repos), str(HERE))
+    shape = digest(program.read_bytes(), str(repos), str(HERE), spec.hub_token)
+    gate: list[str] = []
+    volumes = [f"--volume={HERE}:/rehearsal:ro", f"--volume={repos}:/repos:ro"]
+    if spec.hub_token:
+        tokens = fleet.folder / "hub-tokens"
+        tokens.write_text(spec.hub_token + "\n")
+        tokens.chmod(0o600)
+        volumes.append(f"--volume={tokens}:/tokens:ro")
+        gate = ["--gated", "--token-file", "/tokens"]
     name = fleet.container(HUB)
     if present and (present.shape != shape or not present.running):
         runtime.remove([name])
@@ -1226,8 +1245,7 @@ def ensure_hub(
             f"--label={LABEL_SHAPE}={shape}",
             "--env=PYTHONUNBUFFERED=1",
             "--env=PYTHONDONTWRITEBYTECODE=1",
-            f"--volume={HERE}:/rehearsal:ro",
-            f"--volume={repos}:/repos:ro",
+            *volumes,
             image,
             "python3",
             "/rehearsal/hub.py",
@@ -1237,6 +1255,7 @@ def ensure_hub(
             "0.0.0.0",
             "--port",
             str(HUB_PORT),
+            *gate,
         )
     wait_for_hub(runtime, name, address)
     return f"http://{address}:{HUB_PORT}"

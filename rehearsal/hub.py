@@ -4,11 +4,11 @@
 It speaks what the huggingface_hub client asks (revision, tree, HEAD and GET of a file with ranges, error codes, gated
 repositories); files carry plain LFS entries, never Xet hashes. Standard library only, so it runs on any host or image.
 
-    hub.py --root DIR [--bind 127.0.0.1] [--port 8090] [--token-file FILE] [--faults FILE] [--log]
+    hub.py --root DIR [--bind 127.0.0.1] [--port 8090] [--token-file FILE [--gated]] [--faults FILE] [--log]
 
 `DIR/<org>/<name>/<40-hex>/...` are a repository's revisions; `DIR/index.json` says which one `main` is. A file `.gated`
 in `DIR/<org>/<name>/` makes the repository gated: it needs `Authorization: Bearer <token>` with a token of --token-file
-(one a line). GET /__stats answers with what was asked so far, POST /__stats/reset forgets it.
+(one a line); --gated does so for all. GET /__stats answers with what was asked so far, POST /__stats/reset forgets it.
 
 Faults, for tests: a JSON list, read again at each request. Each entry is
 `{"path": regex of "<repo>/<path>", "do": flip|truncate|cut|slow|status|redirect, "at": byte, "status": 429,
@@ -66,9 +66,10 @@ class HubError(Exception):
 class Repositories:
     """The folder that is served. Hashes are kept as long as a file does not change."""
 
-    def __init__(self, root: Path, tokens: frozenset[str] = frozenset()) -> None:
+    def __init__(self, root: Path, tokens: frozenset[str] = frozenset(), gated: bool = False) -> None:
         self.root = root
         self.tokens = tokens
+        self.gated = gated
         self._hashes: dict[tuple[str, int, int], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -77,7 +78,7 @@ class Repositories:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo) or ".." in repo or not folder.is_dir():
             # The real hub does not tell a stranger whether a repository is missing or private.
             raise HubError(404 if authorization else 401, "RepoNotFound", "Repository not found")
-        if (folder / ".gated").exists():
+        if self.gated or (folder / ".gated").exists():
             scheme, _, token = (authorization or "").partition(" ")
             if scheme.lower() != "bearer":
                 raise HubError(401, "GatedRepo", f"Access to model {repo} is restricted. You must be authenticated.")
@@ -353,9 +354,10 @@ def serve(
     tokens: frozenset[str] = frozenset(),
     faults: Path | None = None,
     log: bool = False,
+    gated: bool = False,
 ) -> Hub:
     """A hub that is bound but does not serve yet: call `.serve_forever()`."""
-    return Hub((bind, port), Repositories(root, tokens), Faults(faults), log)
+    return Hub((bind, port), Repositories(root, tokens, gated), Faults(faults), log)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -364,11 +366,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bind", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=8090, help="port to listen on, 0 for a free one (%(default)s)")
     parser.add_argument("--token-file", type=Path, help="tokens that open gated repositories, one a line")
+    parser.add_argument("--gated", action="store_true", help="every repository is gated")
     parser.add_argument("--faults", type=Path, help="JSON list of faults, for tests")
     parser.add_argument("--log", action="store_true", help="log each request")
     args = parser.parse_args(argv)
     tokens = frozenset(args.token_file.read_text().split()) if args.token_file else frozenset()
-    hub = serve(args.root, args.bind, args.port, tokens, args.faults, args.log)
+    hub = serve(args.root, args.bind, args.port, tokens, args.faults, args.log, args.gated)
     host, port = hub.server_address[:2]
     print(f"rehearsal hub on http://{host if isinstance(host, str) else host.decode()}:{port}", flush=True)
     try:

@@ -430,8 +430,14 @@ def write_lock(kind: str, release: str, pythons: Sequence[str]) -> Path:
         say(f"{target.name}: resolving for Python {python}")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            pins = resolve(wanted[""], wanted["override"], python, False, folder)
-            pins += resolve(wanted["no-deps"], [], python, True, folder)
+            try:
+                pins = resolve(wanted[""], wanted["override"], python, False, folder)
+                pins += resolve(wanted["no-deps"], [], python, True, folder)
+            except WheelError as error:
+                raise WheelError(
+                    f"{error}\nA pin that the index no longer has can be replaced: add a line "
+                    f"'# override: NAME==VERSION' to {source.relative_to(ROOT)}."
+                )
             sets.append(chosen_files(pins, python, folder))
     requirements = merge(sets)
     command = f"python rehearsal/wheels.py lock {lock_arguments(target.name)}"

@@ -4,6 +4,7 @@
     python tests/diagnose_corpus.py NAME       one fixture: what was expected, what came
 """
 
+# ruff: noqa: E501  (patterns and table rows are read in one piece)
 from __future__ import annotations
 
 import gzip
@@ -27,7 +28,7 @@ def fixtures() -> list[Path]:
 
 def journal_of(expected: Path) -> Path:
     stem = expected.name[: -len(".expected.json")]
-    found = [path for path in expected.parent.glob(f"{stem}.*.gz")]
+    found = list(expected.parent.glob(f"{stem}.*.gz"))
     if len(found) != 1:
         raise FileNotFoundError(f"{expected}: expected one journal beside it, found {len(found)}")
     return found[0]

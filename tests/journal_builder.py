@@ -5,6 +5,7 @@ speaks about a unit in `UNIT` and `INVOCATION_ID`; kernel lines name neither. Em
 stripped, and text with control characters is an array of bytes in JSON.
 """
 
+# ruff: noqa: E501  (log lines are as long as programs print them)
 from __future__ import annotations
 
 import json

@@ -4,6 +4,7 @@ Text that programs print is in their own words; hosts, paths and models are neut
 fixtures anew; `make diagnose-corpus` holds the diagnosis against them.
 """
 
+# ruff: noqa: E501  (log lines are as long as programs print them)
 from __future__ import annotations
 
 import gzip
@@ -484,7 +485,7 @@ def _() -> Journal:
     journal, run = vllm_start()
     text = traceback([*VLLM_INIT, ("vllm/v1/engine/core.py", 200, "_initialize_kv_caches"), ("vllm/v1/core/kv_cache_utils.py", 1000, "get_kv_cache_config"), ("vllm/v1/core/kv_cache_utils.py", 880, "unify_kv_cache_spec_page_size", "assert max_page % page == 0")], "AssertionError")
     vllm_say(run, "EngineCore_DP0", run.main + 3, "EngineCore failed to start.\n" + text)
-    run.lines(run.main + 3, "(EngineCore_DP0 pid=%d) Process EngineCore_DP0:\n" % (run.main + 3) + "\n".join(f"(EngineCore_DP0 pid={run.main + 3}) {line}" for line in text.split("\n")), "VLLM::EngineCore", "VLLM::EngineCor")
+    run.lines(run.main + 3, f"(EngineCore_DP0 pid={run.main + 3}) Process EngineCore_DP0:\n" + "\n".join(f"(EngineCore_DP0 pid={run.main + 3}) {line}" for line in text.split("\n")), "VLLM::EngineCore", "VLLM::EngineCor")
     vllm_end(run)
     return journal
 
@@ -1422,7 +1423,7 @@ def _() -> Journal:
     run.to_serving()
     journal.tick(300)
     for rank in (0, 1):
-        run.rank(rank, "Pyspy failed to dump PID %d. Error: /bin/sh: 1: py-spy: not found" % run.pid_of(rank))
+        run.rank(rank, f"Pyspy failed to dump PID {run.pid_of(rank)}. Error: /bin/sh: 1: py-spy: not found")
         run.rank(rank, "Watchdog timeout (self.watchdog_timeout=300)")
     journal.tick(5)
     run.self_kill(serving=True)

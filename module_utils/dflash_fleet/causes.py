@@ -8,6 +8,7 @@ exception row fits, on the lines of that process and its parent around the failu
 Users add their own rows with the variable `sglang_crash_causes`; those are tried first.
 """
 
+# ruff: noqa: E501  (a row of the table is read in one piece)
 from __future__ import annotations
 
 import re
@@ -238,7 +239,7 @@ ROWS: tuple[Row, ...] = (
     Row("host_alloc", "host_memory_limit", pattern=r"DefaultCPUAllocator: (?:can't|not enough)|^MemoryError|Cannot allocate memory|std::bad_alloc", why="malloc or mmap was refused without the OOM killer."),
     # ---- disks and ports
     Row("shm", "nccl_shm_too_small",
-        pattern=r"creating shared memory segment|/dev/shm\S*.{0,200}(?:No space left|truncat|ENOSPC|too small)|No space left.{0,200}/dev/shm|insufficient shared memory|unable to (?:write to|mmap|allocate shared memory).{0,80}(?:/torch_|shm)",
+        pattern=r"creating shared memory segment|/dev/shm.{0,240}(?:No space left|truncat|ENOSPC|too small)|No space left.{0,200}/dev/shm|insufficient shared memory|unable to (?:write to|mmap|allocate shared memory).{0,80}(?:/torch_|shm)",
         why="NCCL and torch create segments in /dev/shm and name them."),
     Row("disk", "disk_full", pattern=r"No space left on device|\bENOSPC\b|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|Not enough free disk space", why="Errors 28 and 122."),
     Row("port", "port_in_use", pattern=r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]|[Pp]ort \d+ (?:is )?(?:already )?(?:in use|occupied|not available)|failed to listen on any local network address",
@@ -328,7 +329,7 @@ ROWS: tuple[Row, ...] = (
     Row("permission", "permission_denied", pattern=r"PermissionError|Permission denied|\[Errno 13\]|\[Errno 1\] Operation not permitted|Read-only file system|\[Errno 30\]|[Ii]nsufficient [Pp]ermissions", why="Errors 1, 13 and 30."),
     # ---- refusals by the argument resolver
     Row("refused_in_resolver", "unsupported_flag_combination", type=r"^(?:ValueError|AssertionError|NotImplementedError|RuntimeError)$",
-        raised_in=r"(?:server_args\w*|arg_groups/\S+|\w+_hook|overrides|model_override\w*|validation\w*|arg_utils|vllm/config/\S+|vllm/config)\.py:", why="Raised by the code that checks options against each other."),
+        raised_in=r"/(?:server_args\w{0,40}|arg_groups/\S{1,80}|\w{1,60}_hook|overrides|model_override\w{0,40}|validation\w{0,40}|arg_utils|config/\S{1,80}|config)\.py:", why="Raised by the code that checks options against each other."),
     Row("refused_in_words", "unsupported_flag_combination", type=r"^(?:ValueError|AssertionError|NotImplementedError)$",
         pattern=r"(?:not (?:supported|compatible|allowed)|incompatible|cannot be (?:used|enabled|combined)|mutually exclusive|only (?:supported|works|compatible)) (?:with|when|together|in combination|for|if)|must be divisible|does not support .{0,60}(?:backend|page|overlap|attention|parallel)|requires? (?:page_size|topk|--)",
         phases=(*LOADING, "graph_capture"), why="Refused in words while starting."),
@@ -458,3 +459,78 @@ def user_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 def all_rows() -> tuple[Row, ...]:
     return ROWS + NATIVE_ROWS + LINE_ROWS
+
+
+def document() -> str:
+    """docs/causes.md: what each cause means, what shows it, and what to do, from the tables themselves."""
+    from . import remedies
+
+    rows: dict[str, list[Row]] = {}
+    for row in all_rows():
+        rows.setdefault(row.cause, []).append(row)
+    kinds = {
+        "graphs": "CUDA graphs", "memory": "Memory of the GPUs", "gpu": "GPUs", "driver": "Driver and initialisation", "nccl": "Communication", "native": "Native code",
+        "packages": "Packages and compilers", "drafter": "Drafter", "weights": "Weights and the hub", "arguments": "Command line", "host": "Host", "liveness": "Alive, but not well", "other": "The rest",
+    }  # fmt: skip
+    out = [
+        "# Causes and remedies",
+        "",
+        "What `journal_crash` can find, and what then helps. This page is written from the tables: change",
+        "`module_utils/dflash_fleet/causes.py` or `remedies.py`, then run",
+        "",
+        "    PYTHONPATH=module_utils python -m dflash_fleet.causes > docs/causes.md",
+        "",
+        "`unknown` is an answer too: the whole exception is in the report, and no row fits. It is better than a guess.",
+        "Remedies are listed best first; those marked *automatic* may be named in `sglang_fallbacks`, the others wait for a",
+        "person. One that was in effect in the failed run is not offered again, nor one that is wrong for its release.",
+        "",
+        "## Rows of your own",
+        "",
+        "Add rows to `sglang_crash_causes` in group_vars; they are tried before the built-in ones:",
+        "",
+        "    sglang_crash_causes:",
+        "      - id: our_tokenizer",
+        "        cause: tokenizer_of_last_year      # any name",
+        "        type: UnicodeDecodeError           # regular expressions, all that are given must be found",
+        "        frames: our_tokenizer\\.py          # in file:function of any frame",
+        "",
+        "Keys: `id`, `cause`, `scope` (exception, line, native), `pattern`, `type`, `frames`, `raised_in`, `unless`, `unless_frames`, `phases`, `why`.",
+        "",
+    ]
+    for kind, title in kinds.items():
+        chosen = [cause for cause in CAUSES.values() if cause.kind == kind and cause.id not in ("none", "unknown")]
+        if not chosen:
+            continue
+        out += [f"## {title}", ""]
+        for cause in chosen:
+            out += [f"### {cause.id}", "", f"{cause.summary[:1].upper()}{cause.summary[1:]}. {cause.meaning}".strip(), ""]
+            reasons = list(dict.fromkeys(row.why for row in rows.get(cause.id, []) if row.why))
+            if reasons:
+                out += ["Shown by: " + " ".join(reasons), ""]
+            ids_here = remedies.FOR_CAUSE.get(cause.id, ())
+            if ids_here:
+                out += ["| remedy | set | cost | source |", "|---|---|---|---|"]
+            for identity in ids_here:
+                remedy = remedies.REMEDIES[identity]
+                setting = ", ".join(f"`{name}: {_shown(value)}`" for name, value in remedy.set.items()) or "by hand"
+                span = f" (from {remedy.since})" if remedy.since else f" (before {remedy.before})" if remedy.before else ""
+                mark = ", *automatic*" if remedy.automatic else ""
+                out.append(f"| {identity}{mark}: {remedy.summary}{span} | {setting} | {remedy.cost} | {remedy.source} |")
+            out.append("")
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _shown(value: Any) -> str:
+    """A setting as it is written in YAML; values that follow from the run in words."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_shown(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    words_for = {
+        "{mem_fraction_lower}": "0.04 less", "{mem_fraction_higher}": "0.04 more", "{other_attention_backend}": "another one", "{other_port}": "another one",
+    }  # fmt: skip
+    return words_for.get(str(value), str(value))
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -8,6 +8,7 @@
 4. The cause by evidence: kernel before text, the inner error before its wrapper (module causes).
 """
 
+# ruff: noqa: E501  (patterns are read in one piece)
 from __future__ import annotations
 
 import bisect
@@ -402,20 +403,14 @@ def _sort_out(analysis: Analysis, records: list[Record], wanted: str, given_kern
     if run:
         mine = [record for record in about if record.invocation == run]
         untagged = [record for record in about if not record.invocation]
-        writers = {record.pid for record in mine if record.pid is not None}
         span = [record.index for record in mine]
         low, high = (min(span), max(span)) if span else (0, -1)
-        # Coredumps and journald's notes may name no invocation; what lies inside the run's time is the run's.
-        mine += [
-            record
-            for record in untagged
-            if record.kind in ("coredump", "journald") and low <= record.index <= high + 200
-        ]
-        mine += [
-            record
-            for record in untagged
-            if record.kind == "service" and low <= record.index <= high and record.pid in writers
-        ]
+        # Lines that name no invocation: core dumps, journald's notes, and the last lines of a process that was gone when
+        # journald read them. What stands inside the run, or after it and before the next, is the run's.
+        following = min((record.index for record in about if record.invocation and record.invocation != run and record.index > high), default=None)
+        after = following if following is not None else high + 400
+        mine += [record for record in untagged if record.kind in ("coredump", "journald") and low <= record.index <= max(after, high + 200)]
+        mine += [record for record in untagged if record.kind == "service" and low <= record.index < max(after, high + 1) and journal.about_unit(record.entry, analysis.unit)]
         analysis.later = [record for record in about if record.kind == "systemd" and record.invocation != run]
     else:
         mine = _segment(about, analysis.unit)
@@ -873,7 +868,7 @@ def _main_death(analysis: Analysis, by_pid: dict[int, Process]) -> None:
             None,
             record.text if record is not None else "",
             record.stamp if record is not None else None,
-        )  # fmt: skip
+        )
     )
 
 
@@ -890,8 +885,17 @@ def _unknown_process(analysis: Analysis, pid: int, comm: str, index: int) -> Pro
     return process
 
 
+#: One look for all that `_line_failure` knows.
+_TELLING = re.compile(
+    r"crashed with exit code|scheduler (?:died|is dead)|atchdog timeout|ProcessGroupNCCL|HeartbeatMonitor|[Ss]igquit|SIGQUIT|SIG(?:TERM|INT)|Gracefully"
+    r"|Health check failed|fired up and ready|batch|throughput|kill_process_tree"
+)
+
+
 def _line_failure(analysis: Analysis, process: Process, line: Line, by_pid: dict[int, Process]) -> None:
     text = line.text[:600]
+    if not _TELLING.search(text):
+        return
     match = _CHILD_CRASHED.search(text)
     if match:
         pid, code = int(match.group("pid")), int(match.group("code"))
@@ -1203,7 +1207,12 @@ def _phase(analysis: Analysis, failure: Failure | None, process: Process | None,
     return PHASES[reached]
 
 
+_ANY_PHASE = re.compile("|".join(f"(?:{pattern.pattern})" for _phase_name, pattern in _PHASE_MARKS))
+
+
 def _line_phase(text: str, analysis: Analysis) -> str:
+    if not _ANY_PHASE.search(text):
+        return ""
     for phase, pattern in _PHASE_MARKS:
         if pattern.search(text):
             if phase == "warmup" and analysis.engine_name == "vllm" and _VLLM_SERVING.search(text):
@@ -1357,7 +1366,7 @@ def _cause(
         "last_of_process": bool(last_line and re.search(r"host memory for hierarchical", last_line.text)),
     }
     native = _native_text(analysis, failure, process)
-    case = Case([link for link in links if link.type], phase, facts, native, _window(analysis, failure, process, rows))
+    case = Case([link for link in links if link.type], phase, facts, native)
 
     hardware = _hardware(analysis, failure)
     if hardware:
@@ -1381,6 +1390,7 @@ def _cause(
         for row in [*(row for row in rows if row.scope == "native"), *causes.NATIVE_ROWS]:
             if _match(row, case):
                 if row.cause in ("native_segfault", "native_abort"):
+                    case.lines = _window(analysis, failure, process, rows)
                     special = _line_cause(case, rows)
                     if special:
                         return special
@@ -1393,6 +1403,7 @@ def _cause(
         return "scheduler_watchdog_timeout"
     if verdict == "startup_timeout":
         return "start_timeout"
+    case.lines = _window(analysis, failure, process, rows)
     found = _line_cause(case, rows)
     if found:
         return found
@@ -1485,7 +1496,7 @@ def _memory_kill(analysis: Analysis, failure: Failure | None, case: Case) -> str
     if analysis.oom_pids or analysis.unit_oom or analysis.oomd or analysis.result == "oom-kill":
         if case.facts["last_of_process"]:
             return "hicache_host_memory"
-        by_limit = [limit for limit in analysis.oom_pids.values()]
+        by_limit = list(analysis.oom_pids.values())
         if by_limit:
             return "host_memory_limit" if all(by_limit) else "host_oom_killer"
         limit = str(analysis.effect.get("__memory_max") or "")
@@ -1795,14 +1806,14 @@ def _exit(analysis: Analysis) -> dict[str, Any] | None:
     sigkill = code == "killed" and status == 9
     asked = bool(analysis.sigquits) or analysis.self_kill or analysis.sigterm_index is not None
     main_by_oom = analysis.main in analysis.oom_pids
-    timed_out = any(
-        "timed out. Killing" in record.text or "Killing process" in record.text for record in analysis.systemd
-    )
+    # systemd clears up after the main process too: only what it sent before, and to that process, counts.
+    before = [record.text for record in analysis.systemd if analysis.exit_index is None or record.index < analysis.exit_index]
+    by_systemd = any("timed out. Killing" in text or f"Killing process {analysis.main} " in text for text in before)
     return {
         "code": code or None,
         "status": status,
         "result": analysis.result or None,
-        "self_inflicted": bool(sigkill and asked and not main_by_oom and not timed_out),
+        "self_inflicted": bool(sigkill and asked and not main_by_oom and not by_systemd),
     }
 
 

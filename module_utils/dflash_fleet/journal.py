@@ -10,6 +10,7 @@ Facts relied on (systemd 252 and later):
 * matching on an invocation id uses the journal's hash index, so its cost does not depend on the size of the journal; `--grep` and `-u` do not.
 """
 
+# ruff: noqa: E501  (patterns are read in one piece)
 from __future__ import annotations
 
 import contextlib
@@ -22,6 +23,7 @@ import select
 import struct
 import subprocess
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,11 +70,12 @@ _KEPT = frozenset(FIELDS) | {
 MARKER = re.compile(
     r"Traceback|hit an exception|(?:Error|Exception)\b(?!: 0)|Fatal Python|terminate called|sigquit|SIGQUIT|SIGTERM|crashed with exit|died|[Ww]atchdog"
     r"|Segmentation|Assertion|CUDA|NCCL (?:error|WARN)|ProcessGroupNCCL|[Oo]ut of memory|[Nn]ot enough memory|No space left|kill_process_tree|[Kk]illed"
-    r"|Initialization failed|Health check failed|error:|usage:|Xid|Memory access fault|backtrace|Caught signal|SIGSEGV|SIGABRT|F\d{4} |length of new_indices"
+    r"|Initialization failed|Health check failed|error:|^usage:|Xid|Memory access fault|backtrace|Caught signal|SIGSEGV|SIGABRT|F\d{4} |length of new_indices"
     r"|server_args=|fired up and ready|Load weight|KV Cache|Capture|Init (?:torch|parallel)|Uvicorn running|host memory for hierarchical|stack smashing|free\(\):|malloc"
 )
 
 HEAD_ENTRIES = 400  # the start of an invocation: arguments, phases
+HEAD_ENTRIES_INDEXED = 200  # where the journal's index gives the end at once, the start is read for arguments and phases alone
 TAIL_ENTRIES = 6000
 TAIL_BYTES = 12 << 20
 QUIET_ENTRIES = 200  # so many entries without a marker before the oldest one: walking further back finds nothing new
@@ -82,6 +85,7 @@ MAX_LINE_BYTES = 8 << 20
 MAX_MESSAGE_CHARS = 64 << 10
 KERNEL_ENTRIES = 2000
 PREVIOUS_ENTRIES = 400
+AFTER_END_US = 5 * 1_000_000
 KERNEL_BEFORE_US = 300 * 1_000_000
 KERNEL_AFTER_US = 30 * 1_000_000
 
@@ -191,7 +195,7 @@ def is_end(entry: Mapping[str, Any]) -> bool:
         return message_id in ENDED_IDS
     text = first(entry, "MESSAGE")
     return first(entry, "_PID") == "1" and (
-        "Failed with result '" in text or text.endswith(": Deactivated successfully.") or text.endswith(": Succeeded.")
+        "Failed with result '" in text or text.endswith((": Deactivated successfully.", ": Succeeded."))
     )
 
 
@@ -208,9 +212,7 @@ def project(entry: Entry) -> Entry:
     """Keep the fields that a diagnosis reads, and no text without end."""
     kept = {key: value for key, value in entry.items() if key in _KEPT}
     message = kept.get("MESSAGE")
-    if isinstance(message, list) and len(message) > MAX_MESSAGE_CHARS:
-        kept["MESSAGE"] = message[:MAX_MESSAGE_CHARS]
-    elif isinstance(message, (str, bytes)) and len(message) > MAX_MESSAGE_CHARS:
+    if (isinstance(message, list) and len(message) > MAX_MESSAGE_CHARS) or (isinstance(message, (str, bytes)) and len(message) > MAX_MESSAGE_CHARS):
         kept["MESSAGE"] = message[:MAX_MESSAGE_CHARS]
     return kept
 
@@ -378,7 +380,7 @@ def file_kind(path: str) -> str:
 
 
 def _open(path: str) -> IO[bytes]:
-    stream: IO[bytes] = open(path, "rb")
+    stream: IO[bytes] = open(path, "rb")  # noqa: SIM115  (the caller closes it)
     magic = stream.read(2)
     stream.seek(0)
     if magic == b"\x1f\x8b":
@@ -386,16 +388,20 @@ def _open(path: str) -> IO[bytes]:
     return stream
 
 
-def read_text_file(path: str) -> Iterator[Entry]:
-    """Entries of an exported file, one after another."""
+def read_text_file(path: str, notes: list[str] | None = None) -> Iterator[Entry]:
+    """Entries of an exported file, one after another; of a damaged archive those before the damage, with a note."""
     kind = file_kind(path)
-    with _open(path) as stream:
-        if kind == "json":
-            yield from parse_json(_lines(stream))
-        elif kind == "export":
-            yield from parse_export(stream)
-        else:
-            yield from parse_short(_lines(stream))
+    try:
+        with _open(path) as stream:
+            if kind == "json":
+                yield from parse_json(_lines(stream))
+            elif kind == "export":
+                yield from parse_export(stream)
+            else:
+                yield from parse_short(_lines(stream))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        if notes is not None and not notes:
+            notes.append(f"the file is damaged, its end could not be read: {error}")
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
@@ -487,10 +493,14 @@ def collect_from_text(path: str, unit: str = "", invocation_id: str | None = Non
     unit = unit_name(unit)
     kind = file_kind(path)
 
-    def entries() -> Iterator[Entry]:
-        return read_text_file(path)
+    notes: list[str] = []
 
-    return collect_from_entries(entries, unit, invocation_id, untagged=kind == "short")
+    def entries() -> Iterator[Entry]:
+        return read_text_file(path, notes)
+
+    collected = collect_from_entries(entries, unit, invocation_id, untagged=kind == "short")
+    collected.gaps += notes
+    return collected
 
 
 def collect_from_entries(
@@ -545,7 +555,7 @@ def collect_from_entries(
             earlier.add(entry)
         elif about and (not invocation or entry.get("UNIT") == unit):
             others.add(entry)  # what PID 1 says of other runs, and lines without an id: context only
-    collected.entries = _in_order(keeper.entries() + others.entries() + earlier.entries())
+    collected.entries = _in_order(_forward(earlier.entries()) + _forward(keeper.entries()) + _forward(others.entries()))
     collected.scanned = keeper.count
     collected.kernel = [entry for entry in kernel.entries() if _near(entry, span)]
     if keeper.marked_left_out:
@@ -560,13 +570,18 @@ def _near(entry: Entry, span: list[int]) -> bool:
     return moment is None or not span or span[0] - KERNEL_BEFORE_US <= moment <= span[1] + KERNEL_AFTER_US
 
 
+def _forward(entries: list[Entry]) -> list[Entry]:
+    """Oldest first, for a list that came in one piece: journalctl -r and some collectors run backwards."""
+    times = [moment for moment in map(realtime, entries) if moment is not None]
+    rising = sum(1 for one, other in zip(times, times[1:]) if one < other)
+    falling = sum(1 for one, other in zip(times, times[1:]) if one > other)
+    return entries[::-1] if falling > rising else entries
+
+
 def _in_order(entries: list[Entry]) -> list[Entry]:
-    """Merge what was kept apart, by time where there is one; a list that has none stays as it is."""
+    """Merge by time what was read apart; entries of one moment keep their order, a list without times stays as it is."""
     if any(realtime(entry) is None for entry in entries):
         return entries
-    falling = sum(1 for a, b in zip(entries, entries[1:]) if (realtime(a) or 0) > (realtime(b) or 0))
-    if entries and falling > len(entries) // 2:
-        entries = entries[::-1]  # journalctl -r
     return sorted(entries, key=lambda entry: realtime(entry) or 0)
 
 
@@ -721,7 +736,8 @@ class Query:
         if process.poll() is None:
             # Only ends our own child; it has nothing to save.
             process.kill()
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         with contextlib.suppress(OSError, ValueError):
             process.stdout.close()
         with contextlib.suppress(OSError, ValueError):
@@ -768,6 +784,15 @@ def _newest_boot(source: Journalctl) -> str:
     return first(newest[0], "_BOOT_ID") if newest else ""
 
 
+def _beside(source: Journalctl, unit: str, begin: int, end: int | None) -> Query:
+    """What the kernel, systemd-coredump and journald wrote in a stretch of time, newest first."""
+    around = [f"--since=@{max(0, begin - 5_000_000) / 1e6:.6f}"]
+    if end is not None:
+        around.append(f"--until=@{(end + KERNEL_AFTER_US) / 1e6:.6f}")
+    matches = ["_TRANSPORT=kernel", "+", f"MESSAGE_ID={MSG_COREDUMP}", f"COREDUMP_UNIT={unit}", "+", f"MESSAGE_ID={MSG_DROPPED}"]
+    return source.start(matches, reverse=True, limit=KERNEL_ENTRIES, extra=around)
+
+
 def read_invocation(unit: str, invocation_id: str | None = None, source: Journalctl | None = None) -> Collected:
     """Entries of one invocation of a unit from journalctl, with the kernel's of the same boot and time."""
     source = source or Journalctl()
@@ -782,53 +807,72 @@ def read_invocation(unit: str, invocation_id: str | None = None, source: Journal
         if source.errors:
             collected.gaps.append("the journal could not be read: " + source.errors[0])
         return collected
-    matches = [f"_SYSTEMD_INVOCATION_ID={chosen}", "+", f"INVOCATION_ID={chosen}"]
-    # The start and the end are read at the same time: most of the cost is starting journalctl and opening the files.
-    head_query = source.start(matches)
-    with head_query, source.start(matches, reverse=True) as tail_query:
-        tail, reached_start = _read_back(tail_query, collected)
-        head: list[Entry] = []
-        if not reached_start:
-            for entry in head_query.entries(seconds=5.0):
-                head.append(project(entry))
-                if len(head) >= HEAD_ENTRIES:
-                    break
-    cursors = {entry.get("__CURSOR") for entry in tail}
-    entries = [entry for entry in head if entry.get("__CURSOR") not in cursors] + tail
-    times = [moment for moment in (realtime(entry) for entry in entries) if moment is not None]
-    if times:
-        begin, end = min(times), max(times)
-        around = [
-            "--since",
-            f"@{max(0, begin - 5_000_000) / 1e6:.6f}",
-            "--until",
-            f"@{(end + KERNEL_AFTER_US) / 1e6:.6f}",
-        ]
-        boot = first(entries[-1], "_BOOT_ID")
-        # Kernel lines matter near the end: read back from there.
-        kernel_query = source.start(["_TRANSPORT=kernel"], reverse=True, limit=KERNEL_ENTRIES, extra=around)
-        other_query = source.start(
-            [f"MESSAGE_ID={MSG_COREDUMP}", f"COREDUMP_UNIT={unit}", "+", f"MESSAGE_ID={MSG_DROPPED}"],
-            reverse=True,
-            limit=100,
-            extra=around,
-        )
-        with kernel_query, other_query:
-            kernel = [project(entry) for entry in kernel_query.entries(seconds=5.0)]
-            others = [project(entry) for entry in other_query.entries(seconds=5.0)]
-        collected.kernel = [
-            entry
-            for entry in reversed(kernel)
-            if first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE"))
-        ]
-        entries += [entry for entry in others if about_unit(entry, unit)]
-    context = [entry for entry in told if invocation_of(entry) != chosen]
+    by_run = [f"_SYSTEMD_INVOCATION_ID={chosen}", "+", f"INVOCATION_ID={chosen}"]
+    bounds = [moment for entry in told if invocation_of(entry) == chosen for moment in [realtime(entry)] if moment is not None]
+    over = any(invocation_of(entry) == chosen and is_end(entry) for entry in told)
+    if not bounds:
+        newest = source.fetch(by_run, reverse=True, limit=1)
+        bounds = [moment for moment in (realtime(entry) for entry in newest) if moment is not None]
+        over = bool(bounds) and not invocation_id
+    # The last lines of a process that is gone lose their invocation id (journald looks it up when it reads them), so the
+    # end is read by unit, and whatever names another run is left out.
+    by_unit = [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}"]
+    until = [f"--until=@{(max(bounds) + AFTER_END_US) / 1e6:.6f}"] if bounds and (over or invocation_id) else []
+    # All that is known by now is read at the same time: most of the cost is starting journalctl and opening the files.
+    early = _beside(source, unit, min(bounds), max(bounds) if over else None) if bounds and told else None
+    try:
+        with source.start(by_run) as head_query, source.start(by_unit, reverse=True, extra=until) as tail_query:
+            tail, reached_start = _read_back(tail_query, collected)
+            head: list[Entry] = []
+            if not reached_start:
+                for entry in head_query.entries(seconds=5.0):
+                    head.append(project(entry))
+                    if len(head) >= HEAD_ENTRIES_INDEXED:
+                        break
+        cursors = {entry.get("__CURSOR") for entry in tail}
+        entries = [entry for entry in head if entry.get("__CURSOR") not in cursors] + tail
+        times = [moment for moment in (realtime(entry) for entry in entries) if moment is not None]
+        if times:
+            boot = first(entries[-1], "_BOOT_ID")
+            with early or _beside(source, unit, min(times), max(times)) as query:
+                beside = [project(entry) for entry in query.entries(seconds=5.0)]
+            for entry in reversed(beside):
+                if not is_kernel(entry):
+                    entries += [entry] if about_unit(entry, unit) else []
+                elif first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE")):
+                    collected.kernel.append(entry)
+    finally:
+        if early is not None:
+            early.close()
+    context = [entry for entry in reversed(told) if invocation_of(entry) != chosen]
     if cut_off and not context:
         collected.gaps.append("the journal holds no end of this run: the host was reset, froze or lost power")
     collected.entries = _in_order(entries + [project(entry) for entry in context])
     if not entries and source.errors:
         collected.gaps.append("the journal could not be read: " + source.errors[0])
     return collected
+
+
+def add_previous_run(collected: Collected) -> bool:
+    """Add the end of the run before this one; False when there is none. Only some causes need it, so it is read apart."""
+    source = collected.source
+    if source is None or not collected.invocation_id:
+        return False
+    ids = [f"MESSAGE_ID={value}" for value in (MSG_UNIT_STARTED, MSG_UNIT_STARTING, MSG_UNIT_FAILED)]
+    order: list[str] = []  # newest first
+    for entry in source.fetch([*ids, f"UNIT={collected.unit}"], reverse=True, limit=40):
+        invocation = invocation_of(entry)
+        if invocation and invocation not in order:
+            order.append(invocation)
+    if collected.invocation_id not in order[:-1]:
+        return False
+    before = order[order.index(collected.invocation_id) + 1]
+    matches = [f"_SYSTEMD_INVOCATION_ID={before}", "+", f"INVOCATION_ID={before}"]
+    found = source.fetch(matches, reverse=True, limit=PREVIOUS_ENTRIES)
+    known = {entry.get("__CURSOR") for entry in collected.entries}
+    fresh = [project(entry) for entry in found if entry.get("__CURSOR") not in known]
+    collected.entries = _in_order(fresh[::-1] + collected.entries)
+    return bool(found)
 
 
 _CERTAIN = re.compile(
@@ -844,7 +888,7 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
     size = 0
     quiet = 0
     certain = trailing = False
-    count = 0
+    count = others = 0
     dropped = 0
 
     def finish() -> list[Entry]:
@@ -853,7 +897,16 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
         collected.scanned += count
         return entries
 
+    chosen = collected.invocation_id
     for entry in query.entries(seconds=MAX_SCAN_SECONDS):
+        of_run = invocation_of(entry)
+        if of_run and of_run != chosen:
+            if count:
+                # An older run: the start of this one is passed. (PID 1 may still speak of an older one for a moment.)
+                others += 1
+                if others > 20:
+                    return finish(), dropped == 0
+            continue
         count += 1
         entry = project(entry)
         chunk.append(entry)
@@ -918,12 +971,12 @@ def collect(unit: str = "", invocation_id: str | None = None, journal_file: str 
         raise JournalError(f"{journal_file}: no such file")
     try:
         kind = file_kind(journal_file)
-    except OSError as error:
-        raise JournalError(f"{journal_file}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise JournalError(f"{journal_file}: {error}") from error
     if kind != "journal":
         try:
             return collect_from_text(journal_file, unit, invocation_id)
-        except (OSError, EOFError) as error:
+        except OSError as error:
             raise JournalError(f"{journal_file}: {error}") from error
     source = Journalctl(file=journal_file)
     if not unit:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import release, state
+from . import release, remedies, state
 
 Attempt = dict[str, Any]
 
 
-def attempt(gate: Mapping[str, Any], resolved: Mapping[str, Any], remedies: Sequence[str]) -> Attempt:
+def attempt(gate: Mapping[str, Any], resolved: Mapping[str, Any], taken: Sequence[str]) -> Attempt:
     """One start and its end: the gate's result with the configuration that was tried (resolved, or a release.json)."""
     return {
         "unit": resolved["unit"],
         "profile": resolved["profile"],
         "engine": dict(resolved["engine"]),
         "drafter": resolved["drafter"]["name"],
-        "remedies": list(remedies),
+        "remedies": list(taken),
         "overrides": dict(resolved["overrides"]),
         "ready": bool(gate.get("ready")),
         "outcome": gate.get("outcome"),
@@ -203,21 +203,22 @@ def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any]) ->
     }
 
 
-def degraded_text(attempts: Sequence[Attempt], host: str, remedy: Mapping[str, Any] | None) -> list[str]:
+def degraded_text(attempts: Sequence[Attempt], host: str, remembered: Mapping[str, Any]) -> list[str]:
     """Loudly: what a degraded instance gives up, and what would give it back."""
     last = attempts[-1]
-    crash = next((item["crash"] for item in attempts if item["crash"]), {})
+    known: list[dict[str, Any]] = next((item["crash"].get("remedies") or [] for item in attempts if item["crash"]), [])
     lines = [f"{host}: {last['unit']} serves DEGRADED with {settings(last['overrides'])}."]
-    taken = [item for item in crash.get("remedies") or [] if item["id"] in last["remedies"]]
-    costs = [str(item["cost"]) for item in taken if item.get("cost")]
+    if not known and remembered:
+        lines.append(f"The host remembers why: {remembered['cause']} ({remembered['recorded_at']}).")
+        known = remedies.remedies_for(remembered["cause"], last["engine"]["version"])
+    costs = [remedy["cost"] for remedy in known if remedy["id"] in last["remedies"] and remedy["cost"]]
     if costs:
         lines.append("What it costs: " + "; ".join(costs))
-    elif remedy and remedy.get("cause"):
-        lines.append(f"The host remembers {remedy['cause']} for this release; see docs/causes.md for what it costs.")
-    better = [item for item in crash.get("remedies") or [] if item["id"] not in last["remedies"] and item.get("set")]
+    better = [settings(remedy["set"]) for remedy in known if remedy["id"] not in last["remedies"] and remedy["set"]]
     if better:
-        choices = ", or ".join(settings(item["set"]) for item in better[:2])
-        lines.append(f"Better: {choices}. The next run tries again when release, driver or drafter revision change.")
+        lines.append(
+            f"Better: {', or '.join(better[:2])}. It is tried again when release, driver or drafter revision change."
+        )
     return lines
 
 

@@ -64,6 +64,8 @@ BUILDS: dict[str, dict[str, Any]] = {
             "attention-backend": "torch_native",
             "max-running-requests": "4",
             "max-total-tokens": "4096",
+            # An idle scheduler otherwise polls with most of a core.
+            "sleep-on-idle": True,
         },
         "environment": {
             "SGLANG_USE_CPU_ENGINE": "1",

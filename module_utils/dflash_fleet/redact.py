@@ -4,6 +4,7 @@ Every SGLang release prints its arguments with the key in clear, and tracebacks 
 rules go by the shape of the argument, not by the place where it is printed.
 """
 
+# ruff: noqa: E501  (patterns and table rows are read in one piece)
 from __future__ import annotations
 
 import re

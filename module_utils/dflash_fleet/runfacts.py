@@ -1,5 +1,6 @@
 """Facts of a run that stand on its host, not in its journal: the installed release, the unit's limits."""
 
+# ruff: noqa: E501  (patterns and table rows are read in one piece)
 from __future__ import annotations
 
 import glob

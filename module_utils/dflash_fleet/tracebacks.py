@@ -7,6 +7,7 @@ process is read on its own: Python tracebacks with their chains and groups, faul
 Every function is linear in its input.
 """
 
+# ruff: noqa: E501  (patterns are read in one piece)
 from __future__ import annotations
 
 import re
@@ -790,9 +791,7 @@ def _faulthandler(cursor: _Cursor) -> Report:
             not text.strip()
             or text.strip() in ("...", "<no Python frame>", "<cannot get")
             or text.startswith(("Python runtime state", "  "))
-        ):
-            pass
-        elif _noise(line, report.prefix if line.prefix is not None else None) or text.startswith(("<", "Stack (most recent", "  Garbage")):
+        ) or _noise(line, report.prefix if line.prefix is not None else None) or text.startswith(("<", "Stack (most recent", "  Garbage")):
             pass
         else:
             break

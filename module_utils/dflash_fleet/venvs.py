@@ -36,6 +36,9 @@ SCHEMA = 1
 #: Files of an environment beyond the wheels' own bytes: compiled bytecode is about as large as its source, and 5 % is
 #: for directories, scripts and file system blocks (measured on the CPU set: 1.79 GB of files, 2.1 GB installed).
 OVERHEAD = 1.05
+#: Files that no engine imports: tests, SGLang's image generators, and what transformers generates its models from. A
+#: fifth of the CPU set's source, and none of the 6,387 modules that a served request had loaded.
+UNCOMPILED = r"/(tests|multimodal_gen|pip|setuptools|sglang/test)/|/transformers/models/.*/(modular|convert)_"
 #: Wheels of an installation that never finished are dropped after this many seconds (one day).
 STALE_WHEELS = 24 * 3600
 
@@ -378,7 +381,7 @@ def compile_all(path: Path) -> None:
 
     A package may carry files that are templates or for another Python: those do not compile, and nobody imports them.
     """
-    words = [str(path / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0", str(path / "lib")]
+    words = [str(path / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0", "-x", UNCOMPILED, str(path / "lib")]
     subprocess.run(words, check=False, capture_output=True, env=clean_environment())
 
 

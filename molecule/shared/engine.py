@@ -8,7 +8,7 @@ from typing import Any
 
 ROOT = "/var/lib/sglang"
 # Of the ordinary users that scenarios boot hosts with (hosts.yml); their playbooks take it from a vault.
-SUDO_PASSWORD = "rehearsal-only"  # noqa: S105
+SUDO_PASSWORD = "rehearsal-only"
 
 
 def as_root(host: Any, command: str) -> Any:

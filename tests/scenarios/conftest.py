@@ -1,4 +1,4 @@
-"""Which of the long scenarios run where there is not time for all: FROM=N rotates them, MINUTES=N takes no more after."""
+"""Which of the long scenarios run where time is short: FROM=N rotates them, MINUTES=N begins no more after."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ NOT_REACHED: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark of the long matrices."""
     config.addinivalue_line("markers", "faults: long matrices, run by `make test-faults`")
+    config.addinivalue_line("markers", "readme: commands of the README on the demo fleet, run by `make test-readme`")
 
 
 @pytest.hookimpl(trylast=True)

@@ -112,9 +112,17 @@ def test_summary_says_what_happened():
 
 def test_degraded_text_is_loud_and_says_the_cost():
     attempts = [crashed([GRAPHS_OFF, UPGRADE]), serving(["disable_cuda_graph"], GRAPHS_OFF["set"])]
-    text = "\n".join(ladder.degraded_text(attempts, "gpu-02", None))
+    text = "\n".join(ladder.degraded_text(attempts, "gpu-02", {}))
     assert "DEGRADED" in text
     assert "slower at low concurrency" in text
+    assert "sglang_version: 0.5.20" in text
+
+
+def test_a_remembered_rung_says_why_and_what_it_costs():
+    rung = {"remedy": "disable_cuda_graph", "cause": "cuda_graph_replay_failure", "recorded_at": "2026-11-30T00:00:00Z"}
+    text = "\n".join(ladder.degraded_text([serving(["disable_cuda_graph"], GRAPHS_OFF["set"])], "gpu-02", rung))
+    assert "The host remembers why: cuda_graph_replay_failure" in text
+    assert "86 tok/s" in text
     assert "sglang_version: 0.5.20" in text
 
 

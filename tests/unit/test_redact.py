@@ -1,5 +1,6 @@
 """Secrets leave no text that is returned."""
 
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,6 @@
 """Reading the lines of one process: prefixes, pieces, tracebacks in every shape."""
 
+# ruff: noqa: E501  (log lines are as long as programs print them)
 from __future__ import annotations
 
 import random
@@ -123,7 +124,7 @@ def test_chain() -> None:
 def test_remote_traceback_is_the_root() -> None:
     text = 'concurrent.futures.process._RemoteTraceback: \n"""\n' + PLAIN + '\n"""\nThe above exception was the direct cause of the following exception:\n' + PLAIN.replace("ValueError", "Wrapped")
     report = parse(lines(text))[-1]
-    assert [link.type for link in report.links][0] == "ValueError"
+    assert report.links[0].type == "ValueError"
 
 
 def test_group() -> None:

@@ -8,7 +8,6 @@ import engine
 import pytest
 
 UNIT = "sglang-main-ep8.service"
-DEGRADED = {"sglang_cuda_graph": "disabled"}
 
 
 def test_unit_serves_and_starts_at_boot(host):
@@ -71,7 +70,8 @@ def test_release_links(host):
     release = engine.release(host)
     assert release["schema"] == 1
     assert release["unit"] == UNIT
-    assert release["overrides"] == DEGRADED
+    assert release["overrides"] == {}
+    assert release["cuda_graph"]["effective"] == "enabled"
     assert release["venv"] in installed
 
 
@@ -79,6 +79,7 @@ def test_state_says_what_serves(host):
     ready = engine.state(host, "ready.json")
     assert ready["invocation_id"] == engine.show(host, UNIT, "InvocationID")
     assert ready["accept_length"] > 1.1
+    assert ready["degraded"] is False
     last_good = engine.state(host, "last_good.json")
     assert engine.sudo(host, "readlink /var/lib/sglang/main/current").strip() == f"releases/{last_good['release_id']}"
 
@@ -86,10 +87,10 @@ def test_state_says_what_serves(host):
 def test_environment_is_complete_and_not_the_engines_to_change(host):
     venv = engine.release(host)["venv"]
     mark = engine.read_json(host, f"{venv}/.complete")
-    assert mark["version"] == "0.5.11+rehearsal"
+    assert mark["version"] == "0.5.20+rehearsal"
     assert engine.sudo(host, f"stat -c %U {venv}").strip() == "root"
     version = engine.sudo(host, f"{venv}/bin/python -c 'import sglang; print(sglang.__version__)'").strip()
-    assert version == "0.5.11+rehearsal"
+    assert version == "0.5.20+rehearsal"
     assert engine.as_root(host, f"runuser -u sglang -- touch {venv}/x").rc != 0
 
 

@@ -87,12 +87,14 @@ def test_a_killed_rank_ends_the_play_for_its_host_alone(moment, line, release):
     since = on.run("date +%s").stdout.strip()
     wanted = ("-e", f"sglang_version={release}", "-e", "sglang_wait_settle=20")
     run = controller.start(__file__, "deploy-dflash.yml", *wanted)
-    wait_for_log(on, line, since)
-    rank = engine.sudo(on, "pgrep -f 'sglang::scheduler_TP3' | tail -n 1").strip()
-    assert rank
-    engine.sudo(on, f"kill -9 {rank}")
-    killed = time.monotonic()
-    output, _ = run.communicate(timeout=300)
+    try:
+        wait_for_log(on, line, since)
+        rank = engine.sudo(on, "pgrep -f '^sglang::scheduler_TP3'").strip()
+        engine.sudo(on, f"kill -9 {rank}")
+        killed = time.monotonic()
+    finally:
+        # Whatever happens here, the next test must not find this play still at work.
+        output, _ = run.communicate(timeout=400)
     assert run.returncode == 2, output
     first, second = recap(output, FIRST), recap(output, SECOND)
     assert first["failed"] == 1, output
