@@ -77,6 +77,16 @@ test-readme: prepare  ## every command of the README, on the demo fleet (removes
 diagnose-corpus: .venv/.complete  ## score the diagnosis on every journal of the corpus
 	@$(BIN)/python tests/diagnose_corpus.py
 
+.PHONY: option-table
+option-table: .venv/.complete  ## write the table of options anew from the released packages; RELEASES="0.5.24" adds one
+	@$(BIN)/python tests/parsers/option_table.py $(RELEASES)
+
+.PHONY: real-parsers
+real-parsers: .venv/.complete  ## compare it and every configuration with SGLang's own parsers (RELEASES, default all)
+	@$(BIN)/python rehearsal/wheels.py cpu
+	@$(BIN)/python tests/parsers/environment.py $(RELEASES)
+	@DFLASH_FLEET_REAL_PARSERS="$(or $(RELEASES),all)" $(BIN)/pytest -q tests/unit/test_parsers.py tests/unit/test_parser_check.py
+
 .PHONY: bench
 bench: .venv/.complete  ## one benchmark by NAME, its figures as JSON on the last line
 	@test -n "$(NAME)" || { echo "make bench NAME=<one of: $(basename $(notdir $(wildcard benchmarks/*.py)))>"; exit 2; }

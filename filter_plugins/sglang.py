@@ -18,7 +18,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies
+from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies, removal
 
 #: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
 PER_INSTANCE = (
@@ -47,6 +47,10 @@ PER_INSTANCE = (
 )
 PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "measured_profile", "root")
 
+#: Keys that only an instance has: they have no variable of the whole host.
+INSTANCE_ONLY = ("gpus", "numa_nodes")
+STATES = ("present", "absent")
+
 #: How an instance spells a key, where it differs from the request's.
 _INSTANCE_KEYS = {"drafter_block_size": "block_size", "name": "instance"}
 
@@ -71,10 +75,30 @@ def _api_key_error(key: Any) -> str:
     return ""
 
 
-def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = None) -> list[dict[str, Any]]:
+def sglang_place(
+    nodes: Sequence[str] | None, host: str, hostvars: Mapping[str, Mapping[str, Any]], port: Any
+) -> dict[str, Any]:
+    """Where a host stands among the hosts of an engine that spans several: `nnodes`, `node_rank`, `dist_init_addr`.
+
+    `nodes` are inventory names; the first is the one that the others meet at, and that serves.
+    """
+    names = [str(name) for name in nodes or []]
+    if not names:
+        return {}
+    known = hostvars[names[0]] if names[0] in hostvars else {}  # noqa: SIM401 - HostVars.get knows no default
+    address = str(known.get("ansible_host") or names[0])
+    rank = names.index(host) if host in names and len(set(names)) == len(names) else len(names)
+    shown = f"[{address}]" if ":" in address else address
+    return {"nnodes": len(names), "node_rank": rank, "dist_init_addr": f"{shown}:{port}"}
+
+
+def sglang_requests(
+    variables: Mapping[str, Any], api_key_set: bool | None = None, place: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """One request per instance from a mapping of the product's variables (`sglang_*`).
 
-    With no `sglang_instances` the scalars describe the instance `main`. An instance's own keys replace the scalars;
+    With no `sglang_instances` the scalars describe the instance `main`; one with `state: absent` is not asked for. An
+    instance's own keys replace the scalars;
     its `extra_args` and `environment` are laid over them. The API key itself never gets into a request.
     """
     given = _native(variables)
@@ -86,12 +110,13 @@ def sglang_requests(variables: Mapping[str, Any], api_key_set: bool | None = Non
     }
     base["api_key_set"] = bool(key) if api_key_set is None else bool(api_key_set)
     base["api_key_error"] = _api_key_error(key) if key else ""
+    base.update(_native(place or {}))
     base["errors"] = _fallback_errors(given.get("sglang_fallbacks") or [])
     instances = given.get("sglang_instances") or [{}]
     if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
         wrong = "sglang_instances is not a list of mappings; write - {name: a, profile: ..., port: ...}"
         return [{**base, "instance": "main", "errors": [*base["errors"], ("sglang_instances", wrong)]}]
-    return [_instance(base, item) for item in instances]
+    return [_instance(base, item) for item in instances if item.get("state") != "absent"]
 
 
 def _fallback_errors(names: Any) -> list[tuple[str, str]]:
@@ -110,10 +135,15 @@ def _fallback_errors(names: Any) -> list[tuple[str, str]]:
 
 
 def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {**base, "instance": "main", "gpus": [], "errors": list(base["errors"])}
+    request: dict[str, Any] = {**base, "instance": "main", "gpus": [], "numa_nodes": [], "errors": list(base["errors"])}
     for spelled, value in item.items():
         name = _INSTANCE_KEYS.get(spelled, spelled)
-        known = {*PER_INSTANCE, "instance", "gpus"}
+        if name == "state":
+            if value not in STATES:
+                wrong = f"sglang_instances: state {value!r} is unknown; write one of {', '.join(STATES)}"
+                request["errors"].append(("sglang_instances", wrong))
+            continue
+        known = {*PER_INSTANCE, *INSTANCE_ONLY, "instance"}
         if name not in known or (spelled == name and name in _INSTANCE_KEYS.values()):
             hint = profiles.suggestion(spelled, {*known, *_INSTANCE_KEYS} - set(_INSTANCE_KEYS.values()))
             wrong = f"sglang_instances: an instance has the unknown key {spelled!r}{hint}"
@@ -198,6 +228,12 @@ def _recorded(request: Mapping[str, Any], instances: Mapping[str, Any], fallback
     return {}
 
 
+def _gone(requests: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Instances on a host that a deployment would remove."""
+    listed = facts.get("sglang_instances") or []
+    return removal.unwanted(found, requests, listed, bool(facts.get("sglang_service_remove_unlisted", True)))
+
+
 def sglang_plan_hosts(
     names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -210,7 +246,9 @@ def sglang_plan_hosts(
         facts = hostvars[name]
         answer = facts.get("sglang_plan_state") or {}
         state = answer.get("state") or {}
-        requests = sglang_requests({key: facts.get(key, default) for key, default in defaults.items()})
+        given = {key: facts.get(key, default) for key, default in defaults.items()}
+        place = sglang_place(given.get("sglang_nodes"), str(name), hostvars, given.get("sglang_dist_init_port"))
+        requests = sglang_requests(given, place=place)
         problems = sglang_validate(requests)
         instances = state.get("instances") or {}
         fallbacks = facts.get("sglang_fallbacks", defaults.get("sglang_fallbacks")) or []
@@ -218,6 +256,12 @@ def sglang_plan_hosts(
         hosts[str(name)] = {
             "resolved": [] if problems else sglang_resolve_all(requests, recorded),
             "problems": problems,
+            "gone": _gone(requests, facts, instances) if not problems else [],
+            "models": state.get("models") or {},
+            "venvs": state.get("venvs") or {},
+            "free_bytes": next((item.get("free_bytes") for item in (state.get("filesystems") or {}).values()), None),
+            "sizes": facts.get("gpu_host_model_sizes_gb", defaults.get("gpu_host_model_sizes_gb")) or {},
+            "venv_sizes": facts.get("gpu_host_venv_sizes_gb", defaults.get("gpu_host_venv_sizes_gb")) or {},
             "asked": bool(state),
             "why": _why(answer),
             "state": instances,
@@ -236,6 +280,7 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         return {
             "sglang_requests": sglang_requests,
+            "sglang_place": sglang_place,
             "sglang_validate": sglang_validate,
             "sglang_problem_text": sglang_problem_text,
             "sglang_resolve": sglang_resolve,

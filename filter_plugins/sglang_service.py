@@ -11,7 +11,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import diagnosis, ladder, profiles
+from ansible.module_utils.dflash_fleet import diagnosis, ladder, plan, profiles, removal
 
 
 def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> list[str]:
@@ -48,6 +48,7 @@ class FilterModule:
             "sglang_baseline": ladder.baseline,
             "sglang_can_roll_back": ladder.can_roll_back,
             "sglang_degraded_text": ladder.degraded_text,
+            "sglang_forecast": plan.forecast,
             "sglang_gate_record": ladder.gate_record,
             "sglang_headline": headline,
             "sglang_in_effect": ladder.in_effect,
@@ -58,5 +59,6 @@ class FilterModule:
             "sglang_sibling_units": sibling_units,
             "sglang_summary": ladder.summary,
             "sglang_summary_unchanged": ladder.summary_unchanged,
+            "sglang_unwanted": removal.unwanted,
             "sglang_unit_quote": ladder.unit_quote,
         }

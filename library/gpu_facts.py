@@ -165,6 +165,10 @@ facts:
     memory:
       description: C(total_bytes), C(available_bytes), C(cached_bytes), C(swap_total_bytes).
       type: dict
+    instances:
+      description: Names of the instances on the host.
+      type: list
+      elements: str
     listeners:
       description: Who listens on the instances' ports, as in module M(sglang_state).
       type: dict

@@ -16,6 +16,9 @@ description:
     the instance are stopped and removed (each stays in its own release), C(current) is moved to it with one rename,
     the unit is copied to C(/etc/systemd/system), and the start is queued without waiting for the load
     (C(--no-block)).
+  - Before a new release is staged, the engine that is installed for it is asked whether its own parser takes
+    I(arguments); a refusal ends the module and leaves alone what runs. In check mode too, where the environment is.
+  - With I(state=staged) the release is checked and written, and nothing is switched to it.
   - With I(state=good) the release that just passed its gate is recorded as the last good one, its unit is enabled for
     boot, and a fallback in effect is remembered together with what it was needed for.
   - With I(state=failed) a start that did not pass is added to the history of starts; nothing else changes.
@@ -41,10 +44,23 @@ options:
   release_id:
     description: Switch to this existing release instead of a new one.
     type: str
-  state:
-    description: Switch to the release, record it as good, or record that its start failed.
+  arguments:
+    description: The engine's arguments as the unit has them, to be tried on its parser; empty to try nothing.
+    type: list
+    elements: str
+    default: []
+  environment:
+    description: Variables of the engine's environment for that try.
+    type: dict
+    default: {}
+  user:
+    description: User that the engine runs as, and its parser too.
     type: str
-    choices: [current, good, failed]
+    default: sglang
+  state:
+    description: Switch to the release, only check and write it, record it as good, or record that its start failed.
+    type: str
+    choices: [current, staged, good, failed]
     default: current
   gate:
     description: With I(state=good) and I(state=failed), what the gate found.
@@ -98,10 +114,21 @@ previous:
   description: Id of the release that was current before.
   type: str
   returned: with state=current
+changes:
+  description:
+    - Paths that were (or would be) written, moved or removed, and units that were (or would be) started or stopped.
+      State files are not among them, since what a gate finds cannot be known before.
+  type: list
+  elements: str
+  returned: with state=current and state=staged
 restarted:
   description: Whether a start was queued (or would be, in check mode).
   type: bool
   returned: with state=current
+refused:
+  description: Last line of what the installed engine's parser says.
+  type: str
+  returned: when it refuses the arguments
 release:
   description: What release.json holds.
   type: dict
@@ -123,6 +150,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.dflash_fleet import parser_check
 from ansible.module_utils.dflash_fleet import release as releases
 from ansible.module_utils.dflash_fleet import state as states
 
@@ -155,15 +183,27 @@ class Switch:
         return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
 
     def other_units(self) -> list[str]:
-        """Installed units of this instance under another profile."""
+        """Units of this instance under another profile: installed, or still running though their file is gone."""
         known = [*states.list_instances(self.layout), self.name]
+        installed = {path.name for path in self.layout.units.glob(f"sglang-{self.name}-*.service")}
         return sorted(
-            path.name
-            for path in self.layout.units.glob(f"sglang-{self.name}-*.service")
-            if path.name != self.unit and states.instance_of_unit(path.name, known) == self.name
+            name
+            for name in installed | self.running(f"sglang-{self.name}-*.service")
+            if name != self.unit and states.instance_of_unit(name, known) == self.name
         )
 
+    def running(self, pattern: str) -> set[str]:
+        """Units that are up, or on their way up or down."""
+        alive = "--state=active,activating,reloading,deactivating"
+        out = self.systemctl("list-units", "--plain", "--no-legend", alive, pattern)
+        return {line.split()[0] for line in out.splitlines() if line.strip()}
+
     # -- files
+    def files_of(self, unit: str) -> list[Path]:
+        """The unit's file, and its link for boot, as far as they are there."""
+        file, link = self.layout.unit_file(unit), self.layout.boot_link(unit)
+        return [*([file] if file.exists() else []), *([link] if link.is_symlink() else [])]
+
     def make_directory(self, path: Path, mode: int) -> None:
         """A directory that the instance's group may read."""
         path.mkdir(parents=True, exist_ok=True)
@@ -199,6 +239,38 @@ class Switch:
         if code != 0:
             self.module.fail_json(msg=f"{self.unit} is refused by systemd-analyze verify: {(err or out).strip()}")
 
+    def try_arguments(self, release: dict) -> None:
+        """Refuse arguments that the installed engine's own parser refuses; what runs is untouched."""
+        arguments, venv = self.module.params["arguments"], str(release.get("venv") or "")
+        # Predicting on a host where the environment is still to be built, there is nobody to ask.
+        if not arguments or (self.module.check_mode and not Path(venv, ".complete").exists()):
+            return
+        engine = release.get("engine") or {}
+        said = parser_check.ask(
+            f"{venv}/bin/python",
+            arguments,
+            self.module.params["environment"],
+            user=self.module.params["user"],
+            resolve=engine.get("build") in ("cpu", "rehearsal"),
+        )
+        if said:
+            self.module.fail_json(msg=parser_check.refusal(said, engine), refused=said)
+
+    def reads(self, link: Path) -> str:
+        """Where a link points, or nothing."""
+        try:
+            return os.readlink(link)
+        except OSError:
+            return ""
+
+    def links(self, identity: str) -> list[tuple[Path, str]]:
+        """The links of the instance that point elsewhere now, with where they have to point."""
+        wanted = [
+            (self.layout.current(self.name), self.layout.current_target(identity)),
+            (self.layout.etc_link(self.name), str(self.layout.current(self.name))),
+        ]
+        return [(link, target) for link, target in wanted if self.reads(link) != target]
+
     def point(self, link: Path, target: str) -> None:
         """Move a symbolic link with one rename."""
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -230,10 +302,11 @@ class Switch:
             # Its evidence is in the journal and its text in its release; disable also drops the boot link.
             self.systemctl("stop", other, check=False)
             self.systemctl("disable", other, check=False)
-            self.layout.unit_file(other).unlink(missing_ok=True)
+            for path in self.files_of(other):
+                path.unlink()
         self.install_unit(identity)
-        self.point(self.layout.current(self.name), self.layout.current_target(identity))
-        self.point(self.layout.etc_link(self.name), str(self.layout.current(self.name)))
+        for link, target in self.links(identity):
+            self.point(link, target)
         self.systemctl("daemon-reload")
 
     def start(self) -> str:
@@ -255,18 +328,17 @@ class Switch:
             "(systemctl list-jobs shows what is waited for)"
         )
 
-    def prune(self, identity: str) -> None:
-        """Remove the oldest releases beyond the number kept."""
+    def prunable(self, identity: str) -> list[Path]:
+        """The oldest releases beyond the number kept."""
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         folder = self.layout.releases(self.name)
         existing = [(name, (folder / name).stat().st_mtime) for name in states.list_dirs(folder) if name[0] != "."]
         protected = [identity, self.current, last_good.get("release_id")]
-        for name in releases.prunable(existing, protected, self.module.params["keep"]):
-            shutil.rmtree(folder / name)
+        return [folder / name for name in releases.prunable(existing, protected, self.module.params["keep"])]
 
 
 def switch(module: AnsibleModule, host: Switch) -> None:
-    """state=current."""
+    """state=current and state=staged."""
     wanted = module.params["release_id"]
     if wanted:
         release = states.read_state(host.layout.release_json(host.name, wanted))
@@ -277,31 +349,59 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         release = module.params["release"]
         unit_text = module.params["unit_text"].rstrip("\n") + "\n"
         wanted = releases.release_id(unit_text, release)
+    new = not module.params["release_id"] and not host.layout.release_json(host.name, wanted).exists()
+    if new:
+        host.try_arguments(release)
+    written = [str(host.layout.release_dir(host.name, wanted))] if new else []
+    if module.params["state"] == "staged":
+        if new and not module.check_mode:
+            host.stage(unit_text, release)
+        module.exit_json(
+            changed=new, id=wanted, previous=host.current, changes=written, release={"schema": 1, **release}
+        )
     before = host.show(host.unit)
     others = host.other_units()
     installed = host.installed_text(host.unit)
     in_place = host.current == wanted and installed == unit_text and not others
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
-    changed = not (in_place and runs)
+    restart = not (in_place and runs)
+    links = host.links(wanted)
+    boot = not host.layout.boot_link(host.unit).is_symlink()  # made when the gate has passed, see state=good
+    changed = restart or new or bool(links) or boot
+    outdated = host.prunable(wanted)
+    running = host.running(f"sglang-{host.name}-*.service") if others else set()
     shown = host.unit if installed else (others[0] if others else "")
     result = {
         "changed": changed,
         "id": wanted,
         "previous": host.current,
-        "restarted": changed,
+        "restarted": restart,
         "release": {"schema": 1, **release},
+        "changes": [
+            *written,
+            *(str(path) for unit in others for path in host.files_of(unit)),
+            *(unit for unit in others if unit in running),
+            *([str(host.layout.unit_file(host.unit))] if installed != unit_text else []),
+            *(str(link) for link, _ in links),
+            *([str(host.layout.boot_link(host.unit))] if boot else []),
+            *([host.unit, *map(str, outdated)] if restart else []),
+        ],
     }
     if changed:
-        result["diff"] = releases.diff(host.installed_text(shown) if shown else "", shown, unit_text, host.unit, True)
+        now = host.installed_text(shown) if shown else ""
+        result["diff"] = releases.diff(now, shown, unit_text, host.unit, restart)
     if module.check_mode:
         module.exit_json(**result)
-    if changed:
-        if not module.params["release_id"]:
-            host.stage(unit_text, release)
+    if new:
+        host.stage(unit_text, release)
+    if restart:
         host.to(wanted)
         result["invocation_id"] = host.start()
-        host.prune(wanted)
+        for folder in outdated:
+            shutil.rmtree(folder)
     else:
+        for link, target in links:
+            host.point(link, target)
         result["invocation_id"] = before["InvocationID"]
     module.exit_json(**result)
 
@@ -390,7 +490,10 @@ def main() -> None:
             "unit_text": {"type": "str"},
             "release": {"type": "dict"},
             "release_id": {"type": "str"},
-            "state": {"type": "str", "choices": ["current", "good", "failed"], "default": "current"},
+            "arguments": {"type": "list", "elements": "str", "default": []},
+            "environment": {"type": "dict", "default": {}},
+            "user": {"type": "str", "default": "sglang"},
+            "state": {"type": "str", "choices": ["current", "staged", "good", "failed"], "default": "current"},
             "gate": {"type": "dict"},
             "rung": {"type": "dict"},
             "group": {"type": "str", "default": "sglang"},
@@ -400,8 +503,9 @@ def main() -> None:
         mutually_exclusive=[("release_id", "unit_text")],
         supports_check_mode=True,
     )
-    if module.params["state"] == "current" and not (module.params["release_id"] or module.params["unit_text"]):
-        module.fail_json(msg="state=current needs unit_text and release, or release_id")
+    wanted = module.params["release_id"] or module.params["unit_text"]
+    if module.params["state"] in ("current", "staged") and not wanted:
+        module.fail_json(msg=f"state={module.params['state']} needs unit_text and release, or release_id")
     try:
         host = Switch(module)
         if module.params["state"] == "good":

@@ -787,6 +787,7 @@ def gpu_host_facts(
         "limits": limits(),
         "systemd": systemd(),
         "listeners": listeners(ports, proc=proc),
+        "instances": statefiles.list_instances(layout),
         "models": statefiles.read_models(layout),
         "venvs": statefiles.read_venvs(layout),
         **base_facts([str(path) for path in paths], proc),

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import sizes as estimates
+
 
 def duration(seconds: Any) -> str:
     """Seconds as `3:30` or `1:02:03`; `-` for nothing or nonsense."""
@@ -66,6 +68,7 @@ def host_range(names: Sequence[str], limit: int = 6) -> str:
 
 
 _OWN_ADDRESS = "\0own-address\0"
+_TOOK = "\0took {}\0"
 
 
 def _now(host: Mapping[str, Any], instance: str) -> str:
@@ -110,16 +113,18 @@ def changes(result: Mapping[str, Any], release: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _change(host: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """Whether a deployment would change what runs, and how long the load took last time."""
-    if not host.get("asked"):
-        return []
-    found = (host.get("state") or {}).get(result["instance"]) or {}
+def _took(found: Mapping[str, Any]) -> Any:
+    """Seconds that the last good start took, or None."""
+    return (found.get("ready") or {}).get("seconds")
+
+
+def forecast(result: Mapping[str, Any], found: Mapping[str, Any], took: str = "") -> list[str]:
+    """What switching an instance means: what differs, that a restart follows and how long, which rungs are recorded."""
     if not found.get("release"):
         return ["first deployment of this instance: fetches what is missing, then starts"]
-    took = (found.get("ready") or {}).get("seconds")
-    last = f" (the last good start took {duration(took)})" if took is not None else ""
-    lines = [f"{line}" for line in changes(result, found["release"])]
+    took = took or duration(_took(found))
+    last = f" (the last good start took {took})" if took != "-" else ""
+    lines = changes(result, found["release"])
     if lines:
         lines.append(f"a restart follows{last}")
     else:
@@ -128,6 +133,26 @@ def _change(host: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
         settings = assignment(rung.get("set") or {})
         lines.append(f"recorded fallback {rung.get('remedy')} ({settings}) for {rung.get('cause')}")
     return lines
+
+
+def _change(host: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """Whether a deployment would change what runs, and how long the load took last time."""
+    if not host.get("asked"):
+        return []
+    name = result["instance"]
+    found = (host.get("state") or {}).get(name) or {}
+    # Hosts that differ only in how long their loads took are equal.
+    return forecast(result, found, "" if _took(found) is None else _TOOK.format(name))
+
+
+def _gone(host: Mapping[str, Any]) -> list[str]:
+    """Instances that a deployment would remove, as `sglang_plan_hosts` found them."""
+    state = host.get("state") or {}
+    return [
+        f"  {name}: not in the inventory, would be removed with its state ({_now(host, name)})"
+        for name in host.get("gone") or []
+        if name in state
+    ]
 
 
 def _issue(issue: Mapping[str, Any]) -> list[str]:
@@ -172,6 +197,8 @@ def block(result: Mapping[str, Any], host: Mapping[str, Any]) -> str:
         *_field("unit", [result["unit"]]),
         *_field("parallel", [f"{sizes}; {ranks}, {gpus}"]),
         *_field("graphs", [_graphs(result["cuda_graph"])]),
+        *_field("memory", estimates.memory(result, host)),
+        *_field("disk", estimates.disk(result, host)),
         *_field("command", command),
         *_field("env", [f"{name}={value}" for name, value in result["environment"].items()]),
     ]
@@ -193,10 +220,18 @@ def _shown(address: str) -> str:
     return address if address == "localhost" or address.startswith("127.") or address == "::1" else _OWN_ADDRESS
 
 
+def _span(hosts: Sequence[Mapping[str, Any]], instance: str) -> str:
+    """How long the last good starts of equal hosts took: `3:28 to 3:35`."""
+    found = [_took((host.get("state") or {}).get(instance) or {}) for host in hosts]
+    texts = [duration(seconds) for seconds in sorted(float(seconds) for seconds in found if seconds is not None)]
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
+
+
 def render(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     """The plan of many hosts, equal ones in one block.
 
-    `hosts`: {name: {resolved: [...], problems: [...], asked: bool, state: instances of sglang_state}}.
+    `hosts`: {name: {resolved: [...], problems: [...], asked: bool, state: instances of sglang_state, gone: [instances
+    that would be removed], and what `sizes` reads: models, venvs, free_bytes, sizes, venv_sizes}}.
     """
     groups: dict[str, list[str]] = {}
     for name, host in hosts.items():
@@ -205,11 +240,16 @@ def render(hosts: Mapping[str, Mapping[str, Any]]) -> str:
         if problems:
             text = "\n".join(["  cannot be deployed; nothing was touched", *[f"    {problem}" for problem in problems]])
         else:
-            text = "\n".join(block(result, host) for result in results)
+            text = "\n".join([*[block(result, host) for result in results], *_gone(host)])
         groups.setdefault(text or "  no instances", []).append(name)
     blocks = []
     for text, names in groups.items():
         addresses = {result["host"] for name in names for result in hosts[name].get("resolved") or []}
         own = addresses.pop() if len(addresses) == 1 else "<each host's own address>"
-        blocks.append(f"{host_range(names)}\n{text.replace(_OWN_ADDRESS, own)}")
+        text = text.replace(_OWN_ADDRESS, own)
+        for instance in {result["instance"] for name in names for result in hosts[name].get("resolved") or []}:
+            mark = _TOOK.format(instance)
+            if mark in text:
+                text = text.replace(mark, _span([hosts[name] for name in names], instance))
+        blocks.append(f"{host_range(names)}\n{text}")
     return "\n\n".join(blocks)

@@ -8,7 +8,7 @@ may not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from . import state as statefiles
@@ -89,7 +89,7 @@ def check_host(facts: Mapping[str, Any], requirements: Mapping[str, Any]) -> lis
     builds = {str((instance.get("engine") or {}).get("build", "cuda")) for instance in wanted["instances"]}
     builds = builds or {str(wanted["build"])}
     rows = [*check_system(facts), *check_runtime(facts, wanted, builds), *check_disk(facts, wanted, builds)]
-    rows.extend(check_ports(facts.get("listeners") or {}, wanted["instances"]))
+    rows.extend(check_ports(facts.get("listeners") or {}, wanted["instances"], facts.get("instances") or []))
     if "cuda" in builds:
         rows.extend(check_gpus(facts, wanted))
     return rows
@@ -260,12 +260,19 @@ def check_disk(facts: Mapping[str, Any], wanted: Mapping[str, Any], builds: Iter
 # Ports
 
 
-def check_ports(listeners: Mapping[str, Any], instances: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Each instance's port is free, or held by a unit of that instance; and no two want the same."""
+def check_ports(
+    listeners: Mapping[str, Any], instances: Iterable[Mapping[str, Any]], installed: Iterable[str] = ()
+) -> list[dict[str, str]]:
+    """Each instance's port is free, or held by a unit of that instance; and no two want the same.
+
+    `installed` are the instances on the host: one that the inventory no longer names goes before anything starts.
+    """
     rows = []
     taken: dict[int, str] = {}
     instances = list(instances)
     names = [str(instance["instance"]) for instance in instances]
+    gone = [name for name in installed if name not in names]
+    everyone = [*names, *gone]
     for instance in instances:
         name, port = str(instance["instance"]), int(instance["port"])
         check = f"port {port}" if name == "main" else f"port {port} ({name})"
@@ -280,7 +287,7 @@ def check_ports(listeners: Mapping[str, Any], instances: Iterable[Mapping[str, A
             rows.append(row(check, "pass", "free", "free"))
             continue
         holders = [holder, *holder.get("others", [])]
-        foreign = next((entry for entry in holders if not owns(entry.get("unit"), name, names)), None)
+        foreign = next((entry for entry in holders if not owns(entry.get("unit"), {name, *gone}, everyone)), None)
         if foreign is None:
             rows.append(row(check, "pass", f"held by {holder['unit']}", "free or ours"))
             continue
@@ -290,9 +297,9 @@ def check_ports(listeners: Mapping[str, Any], instances: Iterable[Mapping[str, A
     return rows
 
 
-def owns(unit: str | None, name: str, names: Iterable[str]) -> bool:
-    """Whether a unit is this instance's, under this or another profile (the switch will stop that one)."""
-    return bool(unit) and statefiles.instance_of_unit(str(unit), names) == name
+def owns(unit: str | None, owners: Container[str], names: Iterable[str]) -> bool:
+    """Whether a unit is one of these instances', under whatever profile (the switch will stop it)."""
+    return bool(unit) and statefiles.instance_of_unit(str(unit), names) in owners
 
 
 def holder_text(holder: Mapping[str, Any]) -> str:

@@ -27,12 +27,22 @@ DEFAULT_ROOT = "/var/lib/sglang"
 _VARIABLES = {
     "instance": "sglang_instances",
     "gpus": "sglang_instances",
+    "numa_nodes": "sglang_instances",
+    "nnodes": "sglang_nodes",
+    "node_rank": "sglang_nodes",
+    "dist_init_addr": "sglang_nodes",
     "block_size": "sglang_drafter_block_size",
     "model_path": "sglang_model",
     "drafter_path": "sglang_drafter_model",
     "api_key_error": "sglang_api_key",
     "router": "sglang_behind_router",
 }
+
+# Keys that no variable of their own sets.
+_NO_VARIABLE = (
+    "gpus", "numa_nodes", "nnodes", "node_rank", "dist_init_addr", "instance", "model_path", "drafter_path",
+    "api_key_error",
+)  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
     "instance": "main",
@@ -67,6 +77,10 @@ DEFAULTS: dict[str, Any] = {
     "api_key_error": "",
     "router": False,
     "gpus": [],
+    "numa_nodes": [],
+    "nnodes": 1,
+    "node_rank": 0,
+    "dist_init_addr": "",
     "gpu_architecture": "",
     "measured_profile": "",
     "root": DEFAULT_ROOT,
@@ -91,6 +105,10 @@ OWNED: dict[str, str] = {
     "expert-parallel-size": "sglang_profile",
     "ep": "sglang_profile",
     "dp-size": "sglang_profile",
+    "nnodes": "sglang_nodes",
+    "node-rank": "sglang_nodes",
+    "dist-init-addr": "sglang_nodes",
+    "nccl-init-addr": "sglang_nodes",
     "data-parallel-size": "sglang_profile",
     "speculative-algorithm": "sglang_drafter",
     "speculative-draft-model-path": "sglang_drafter_model",
@@ -140,6 +158,7 @@ _REVISION = re.compile(r"^[0-9a-f]{40}$")
 _WORD = re.compile(r"^[A-Za-z0-9][\w.-]*$")
 _OPTION = re.compile(r"^[a-z0-9][a-z0-9-]*$")
 _ENVIRONMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_ADDRESS = re.compile(r"^(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\]):[0-9]{1,5}$")
 _ARCHITECTURE = re.compile(r"^(?:sm_)?\d{2,3}a?$|^\d{1,2}\.\d$")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NUMBER = re.compile(r"^-\d+(?:\.\d+)?$")
@@ -162,7 +181,7 @@ def variable_of(key: str) -> str:
 def key_of(variable: str) -> str | None:
     """The key of a request that an inventory variable sets; None for one that no request has."""
     for key, name in _VARIABLES.items():
-        if name == variable and key not in ("gpus", "instance", "model_path", "drafter_path", "api_key_error"):
+        if name == variable and key not in _NO_VARIABLE:
             return key
     key = variable[len("sglang_") :] if variable.startswith("sglang_") else ""
     return key if key in DEFAULTS and key not in _VARIABLES else None
@@ -430,6 +449,41 @@ def check_profile(request: Mapping[str, Any], problems: Problems) -> tuple[str, 
     if request["build"] == "cpu" and request["drafter"] == "eagle3":
         problems.add("sglang_drafter", "sglang_drafter: eagle3 does not run on the cpu build; write dflash or none")
     return str(name), row, sizes
+
+
+def check_numa_nodes(request: Mapping[str, Any], problems: Problems) -> None:
+    """Nodes that an instance's CPUs' memory is bound to; none leaves that to the kernel."""
+    nodes = request["numa_nodes"]
+    if not isinstance(nodes, (list, tuple)) or any(integer(node) is None for node in nodes):
+        problems.add(
+            "sglang_instances",
+            f"numa_nodes {nodes!r} of {request['instance']} is not a list of NUMA node numbers; write e.g. [0]",
+        )
+
+
+def check_nodes(request: Mapping[str, Any], profile: str, sharded: int, problems: Problems) -> int:
+    """How many hosts one engine spans; `sharded` is tp x pp, which SGLang divides among them evenly."""
+    count, rank = integer(request["nnodes"]), integer(request["node_rank"])
+    if count is None or count < 1 or rank is None or rank >= count:
+        problems.add(
+            "sglang_nodes",
+            f"sglang_nodes: node {request['node_rank']!r} of {request['nnodes']!r} makes no sense; write the inventory "
+            "names of the engine's hosts, this one among them, each once",
+        )
+        return 1
+    if sharded % count:
+        problems.add(
+            "sglang_nodes",
+            f"sglang_nodes: profile {profile} has {sharded} ranks, which {count} hosts cannot share evenly; write a "
+            f"profile whose tp x pp is a multiple of {count}, e.g. {{tp: {8 * count}}}",
+        )
+    if count > 1 and not _ADDRESS.match(str(request["dist_init_addr"])):
+        problems.add(
+            "sglang_nodes",
+            f"sglang_nodes: {request['dist_init_addr']!r} is not the address of the first host; set its ansible_host "
+            "to a name or address that the others reach",
+        )
+    return count
 
 
 def check_gpus(request: Mapping[str, Any], needed: int, problems: Problems) -> None:

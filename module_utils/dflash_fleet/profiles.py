@@ -28,6 +28,8 @@ from .profile_checks import (
     check_gpus,
     check_host,
     check_models,
+    check_nodes,
+    check_numa_nodes,
     check_numbers,
     check_profile,
     check_version,
@@ -69,6 +71,7 @@ class _Plan:
     issues: list[dict[str, Any]]
     choices: list[dict[str, Any]]
     warnings: list[str]
+    nodes: int = 1
     alarms: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -126,6 +129,7 @@ def _prepare(raw: Mapping[str, Any], problems: Problems) -> _Plan | None:
     version = check_version(request, problems)
     check_models(request, problems)
     check_host(request, problems)
+    check_numa_nodes(request, problems)
     profile = check_profile(request, problems)
     environment = check_environment("sglang_environment", request["environment"], problems)
     if version is None or profile is None or request["build"] not in BUILDS or request["drafter"] not in DRAFTERS:
@@ -156,7 +160,8 @@ def _prepare(raw: Mapping[str, Any], problems: Problems) -> _Plan | None:
         choices=[],
         warnings=notes,
     )
-    check_gpus(request, plan.ranks, problems)
+    plan.nodes = check_nodes(request, name, plan.tp * plan.pp, problems)
+    check_gpus(request, plan.ranks // plan.nodes, problems)
     if request["cuda_graph"] in CUDA_GRAPH and request["known_issues"] in KNOWN_ISSUES:
         _weigh(plan, asked, problems)
     _remark(plan, asked)
@@ -335,6 +340,10 @@ def _options(plan: _Plan) -> list[tuple[str, Value]]:
     for name, size in (("pp-size", plan.pp), ("ep-size", plan.ep), ("dp-size", plan.dp)):
         if size > 1:
             own(name, size)
+    if plan.nodes > 1:
+        own("nnodes", plan.nodes)
+        own("node-rank", integer(request["node_rank"]))
+        own("dist-init-addr", request["dist_init_addr"])
     for name, value in plan.profile_options.items():
         soft[name] = options[name] = value
 
@@ -494,17 +503,20 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
         "alarms": plan.alarms,
         "overrides": dict(asked["overrides"] or {}),
         "degraded": any(note.startswith("degraded: ") for note in plan.warnings),
-        "gpus": 0 if asked["build"] == "cpu" else plan.ranks,
+        "nodes": {"count": plan.nodes, "rank": integer(asked["node_rank"]), "address": str(asked["dist_init_addr"])},
+        "gpus": 0 if asked["build"] == "cpu" else plan.ranks // plan.nodes,
         "gpu_ids": [integer(gpu) for gpu in asked["gpus"]],
+        "numa_nodes": [integer(node) for node in asked["numa_nodes"]],
     }
 
 
 def overlaps(requests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What several instances of one host may not share: names, ports and GPUs."""
+    """What several instances of one host may not share: names, ports, GPUs, and NUMA nodes where they are named."""
     problems = Problems()
     names: dict[str, int] = {}
     ports: dict[int, str] = {}
     owners: dict[int, str] = {}
+    nodes: dict[int, str] = {}
     for raw in requests:
         request = _with_defaults(raw)
         name = str(request["instance"])
@@ -530,5 +542,13 @@ def overlaps(requests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
                 problems.add(
                     "sglang_instances",
                     f"sglang_instances: {owners[number]} and {name} both use GPU {number}; give each its own",
+                )
+        for node in request["numa_nodes"] if isinstance(request["numa_nodes"], (list, tuple)) else []:
+            number = integer(node)
+            if number is not None and nodes.setdefault(number, name) != name:
+                problems.add(
+                    "sglang_instances",
+                    f"sglang_instances: {nodes[number]} and {name} are both bound to NUMA node {number}; give each its "
+                    "own, or leave numa_nodes out and the kernel places them",
                 )
     return problems.found

@@ -104,6 +104,10 @@ class Layout:
         """The unit as systemd reads it (a copy of the release's)."""
         return self.units / unit
 
+    def boot_link(self, unit: str) -> Path:
+        """The link that starts a unit at boot, as `systemctl enable` makes it."""
+        return self.units / "multi-user.target.wants" / unit
+
     # -- one instance
     def instance(self, name: str) -> Path:
         """Everything that belongs to one instance."""

@@ -2,6 +2,7 @@
 
     python tests/parsers/option_table.py [--wheels DIR] [--check] [RELEASE ...]
 
+Makes the table anew for the releases it has, and for those named here as well: the next release is this one command.
 Fetches each release's wheel (7 to 39 MB, without its dependencies) with pip and reads its option declarations from
 the source: `parser.add_argument(...)` calls, and from 0.5.14 on the annotated fields that SGLang turns into options.
 Nothing of SGLang is imported, so this needs neither torch nor a GPU. tests/unit/test_parsers.py compares the result
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -21,10 +23,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "module_utils" / "dflash_fleet" / "release_options.py"
-RELEASES = [
-    "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20",
-    "0.5.21", "0.5.22", "0.5.23",
-]  # fmt: skip
+sys.path.insert(0, str(TARGET.parent))
+
+import release_options  # noqa: E402
+
+# What the table has now; a release named on the command line is added to it, in its place.
+RELEASES = list(release_options.RELEASES)
 SWITCH_ACTIONS = ("store_true", "store_false", "store_const", "DeprecatedStoreTrueAction", "DeprecatedStoreConstAction",
                   "DeprecatedAction", "BooleanOptionalAction", "help", "version")  # fmt: skip
 
@@ -167,21 +171,27 @@ def render(tables: dict[str, dict[str, bool]]) -> str:
     return "\n".join(lines)
 
 
+def order(release: str) -> tuple[int, ...]:
+    """Sort key: 0.5.12 before 0.5.12.post1 before 0.5.13."""
+    return tuple(int(number) for number in re.findall(r"\d+", release))
+
+
 def main() -> int:
     """Entry point: 1 with --check where the committed table differs."""
     cache = Path(os.environ.get("DFLASH_FLEET_CACHE", Path.home() / ".cache" / "dflash-fleet"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", type=Path, default=cache / "sglang-wheels", help="folder of the wheels")
     parser.add_argument("--check", action="store_true", help="compare only")
-    parser.add_argument("releases", nargs="*", default=RELEASES, help="default: every release the project knows")
+    parser.add_argument("releases", nargs="*", default=RELEASES, help="releases to add to those of the table")
     args = parser.parse_args()
-    text = render({release: declared(fetch(release, args.wheels)) for release in args.releases})
+    releases = sorted({*RELEASES, *args.releases}, key=order)
+    text = render({release: declared(fetch(release, args.wheels)) for release in releases})
     if args.check:
         same = TARGET.read_text(encoding="utf-8") == text
         print("release_options.py is current" if same else "release_options.py differs from the released packages")
         return 0 if same else 1
     TARGET.write_text(text, encoding="utf-8")
-    print(f"wrote {TARGET.relative_to(ROOT)}: {text.count('((')} options in {len(args.releases)} releases")
+    print(f"wrote {TARGET.relative_to(ROOT)}: {text.count('((')} options in {len(releases)} releases")
     return 0
 
 

@@ -38,6 +38,13 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "own address and key": {"host": "192.0.2.11", "api_key_set": True},
     "sm_120": {"gpu_architecture": "sm_120"},
     "half the GPUs": {"profile": "tp4", "profiles": {"tp4": {"tp": 4}}, "gpus": [4, 5, 6, 7]},
+    "second of two hosts": {
+        "profile": "tp16",
+        "profiles": {"tp16": {"tp": 16}},
+        "nnodes": 2,
+        "node_rank": 1,
+        "dist_init_addr": "192.0.2.11:20000",
+    },
     "all-to-all backend": {
         "profile": "deep",
         "profiles": {"deep": {"tp": 8, "ep": 8, "options": {"moe-a2a-backend": "deepep"}}},

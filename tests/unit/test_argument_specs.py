@@ -86,7 +86,7 @@ def page() -> str:
 
 def instance_keys() -> list[str]:
     filters = load_plugin("filter_plugins/sglang.py")
-    names = ["name", "gpus", *filters.PER_INSTANCE]
+    names = ["name", "state", *filters.INSTANCE_ONLY, *filters.PER_INSTANCE]
     return ["drafter_block_size" if name == "block_size" else name for name in names]
 
 

@@ -299,6 +299,20 @@ def test_plan_of_a_host_that_said_nothing(answer: dict[str, Any], now: str) -> N
     assert "--ep-size 8" in text
 
 
+def test_a_host_finds_its_place_among_the_nodes_of_an_engine() -> None:
+    hosts = {"a": {"ansible_host": "10.0.0.1"}, "b": {}, "c": {"ansible_host": "fd00::1"}}
+    assert filters.sglang_place(["a", "b"], "b", hosts, 20000) == {
+        "nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:20000",
+    }  # fmt: skip
+    assert filters.sglang_place(["c", "a"], "c", hosts, 1)["dist_init_addr"] == "[fd00::1]:1"
+    assert filters.sglang_place([], "a", hosts, 1) == {}
+    # A host that is not among them, or one named twice, is refused by the check that follows.
+    for nodes in (["a"], ["a", "b", "b"]):
+        place = filters.sglang_place(nodes, "b", hosts, 1)
+        problems = filters.sglang_validate(filters.sglang_requests(VARIABLES, place=place))
+        assert any("makes no sense" in problem for problem in problems)
+
+
 def test_changes_name_both_values() -> None:
     (result,) = filters.sglang_resolve_all(filters.sglang_requests(VARIABLES))
     assert plan.changes(result, {**result, "port": 30001}) == ["port: 30001 -> 30000"]

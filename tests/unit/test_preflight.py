@@ -300,6 +300,12 @@ def test_a_port_of_our_own_is_no_obstacle(unit: str | None, status: str) -> None
     assert check(facts(listeners=held), instances=[instance(), other])["port 30000"]["status"] == status
 
 
+def test_a_port_of_an_instance_that_goes_is_no_obstacle() -> None:
+    held = {"30000": {"pid": 5, "command": "x", "unit": "sglang-old-ep8.service", "uid": 0, "address": "::"}}
+    assert check(facts(listeners=held))["port 30000"]["status"] == "fail"
+    assert check(facts(listeners=held, instances=["old"]))["port 30000"]["status"] == "pass"
+
+
 def test_a_stranger_beside_ours_on_one_port() -> None:
     held = {
         "30000": {

@@ -491,3 +491,32 @@ def test_tables_hold_together() -> None:
         assert row["summary"]
     for option in profile_checks.OWNED:
         assert option in release_options.OPTIONS, option
+
+
+PAIR = {"nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:20000", "profiles": {"tp16": {"tp": 16}}}
+
+
+@pytest.mark.parametrize("version", configurations.RELEASES)
+def test_an_engine_on_two_hosts(version: str) -> None:
+    result = profiles.resolve({**configurations.BASE, **PAIR, "version": version, "profile": "tp16"})
+    options = dict(result["options"])
+    assert options["--nnodes"] == "2"
+    assert options["--node-rank"] == "1"
+    assert options["--dist-init-addr"] == "10.0.0.1:20000"
+    assert (result["parallel"]["ranks"], result["gpus"]) == (16, 8)
+    single = dict(profiles.resolve({**configurations.BASE, "version": version})["options"])
+    assert not {"--nnodes", "--node-rank", "--dist-init-addr"} & set(single)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"nnodes": 3, "node_rank": 0, "profile": "tp8"}, "cannot share evenly"),
+        ({"node_rank": 2}, "makes no sense"),
+        ({"dist_init_addr": ""}, "not the address of the first host"),
+        ({"extra_args": {"nnodes": 4}}, "sglang_nodes"),
+    ],
+)
+def test_hosts_that_cannot_share_an_engine(change: dict[str, Any], words: str) -> None:
+    found = profiles.validate({**configurations.BASE, **PAIR, "profile": "tp16", **change})
+    assert any(words in message for _, message in found), found

@@ -1,0 +1,160 @@
+"""The switch, with a systemd that only answers: what it predicts, what it refuses, what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_release
+from ansible.module_utils.testing import patch_module_args
+from dflash_fleet import state
+
+UNIT, OTHER = "sglang-main-ep8.service", "sglang-main-tp8.service"
+TEXT = "# Managed by dflash-fleet.\n[Service]\nExecStart=/bin/true\n"
+REFUSAL = "error: argument --page-size: invalid int value: 'x'"
+# Answers as systemd does for a unit that starts at once; notes every command that would change something.
+SYSTEMCTL = """#!/bin/sh
+case $1 in
+show) echo ActiveState=$(cat {0}/active 2>/dev/null || echo inactive); echo SubState=running; echo UnitFileState=enabled
+      echo LoadState=loaded; echo InvocationID=$(cat {0}/invocation 2>/dev/null) ;;
+list-units) cat {0}/running 2>/dev/null ;;
+*) echo "$@" >> {0}/asked
+   if [ $1 = restart ]; then echo active > {0}/active; date +%N > {0}/invocation; fi ;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> state.Layout:
+    layout = state.Layout(tmp_path / "sglang", tmp_path / "etc", tmp_path / "units")
+    (layout.units / "multi-user.target.wants").mkdir(parents=True)
+    layout.venv("v").mkdir(parents=True)
+    layout.venv_mark("v").write_text("{}")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("systemctl", SYSTEMCTL.format(tmp_path)), ("systemd-analyze", "#!/bin/sh\nexit 0\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(sglang_release.states, "Layout", lambda root: layout)
+    for name in ("set_owner_if_different", "set_group_if_different"):
+        monkeypatch.setattr(sglang_release.AnsibleModule, name, lambda *_: False)
+    return layout
+
+
+@pytest.fixture
+def call(host: state.Layout, capfd: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Runs the module for the wish of these tests."""
+
+    def run(check: bool = False, **more: Any) -> dict[str, Any]:
+        wish = {
+            "root": str(host.root), "instance": "main", "unit": UNIT, "unit_text": TEXT, "_ansible_check_mode": check,
+            "release": {"venv": str(host.venv("v")), "engine": {"version": "0.5.20", "build": "rehearsal"}},
+        }  # fmt: skip
+        with patch_module_args({**wish, **more}), pytest.raises(SystemExit):
+            sglang_release.main()
+        result: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return result
+
+    return run
+
+
+def asked(tmp_path: Path) -> list[str]:
+    file = tmp_path / "asked"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_what_is_predicted_is_what_happens(host: state.Layout, call: Callable[..., Any], tmp_path: Path) -> None:
+    host.unit_file(OTHER).write_text(TEXT)
+    host.boot_link(OTHER).symlink_to(host.unit_file(OTHER))
+    (tmp_path / "running").write_text(f"{OTHER} loaded active running engine\n")
+    predicted = call(check=True)
+    assert asked(tmp_path) == []
+    assert not host.instance("main").exists()
+    done = call()
+    assert done["changes"] == predicted["changes"]
+    assert predicted["changes"] == [
+        str(host.release_dir("main", done["id"])), str(host.unit_file(OTHER)), str(host.boot_link(OTHER)), OTHER,
+        str(host.unit_file(UNIT)), str(host.current("main")), str(host.etc_link("main")), str(host.boot_link(UNIT)),
+        UNIT,
+    ]  # fmt: skip
+    assert not host.unit_file(OTHER).exists()
+    # The old engine is stopped before the new one is asked to start.
+    assert asked(tmp_path).index(f"stop {OTHER}") < asked(tmp_path).index(f"restart --no-block {UNIT}")
+
+
+def test_an_unchanged_wish_changes_nothing(host: state.Layout, call: Callable[..., Any], tmp_path: Path) -> None:
+    call()
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    before = asked(tmp_path)
+    assert (call(check=True)["changed"], call()["changed"], asked(tmp_path)) == (False, False, before)
+
+
+@pytest.mark.parametrize("what", ["etc link", "boot link", "release"])
+def test_small_drift_is_mended_without_a_restart(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path, what: str
+) -> None:
+    identity = call()["id"]
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    drifted = {
+        "etc link": host.etc_link("main"),
+        "boot link": host.boot_link(UNIT),
+        "release": host.release_json("main", identity),
+    }[what]
+    drifted.unlink()
+    before = asked(tmp_path)
+    result = call()
+    assert (result["changed"], result["restarted"]) == (True, False)
+    assert len(result["changes"]) == 1
+    assert asked(tmp_path) == before
+    assert what == "boot link" or drifted.exists() or drifted.is_symlink()
+
+
+def test_an_engine_whose_unit_file_is_gone_is_still_stopped(call: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "running").write_text(f"{OTHER} not-found active running {OTHER}\n")
+    assert OTHER in call()["changes"]
+    assert f"stop {OTHER}" in asked(tmp_path)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_what_the_engine_refuses_touches_nothing(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    monkeypatch.setattr(sglang_release.parser_check, "ask", lambda *_, **__: REFUSAL)
+    result = call(check=check, arguments=["--page-size", "x"])
+    assert result["failed"]
+    assert result["msg"].startswith("sglang_extra_args")
+    assert result["refused"] == REFUSAL
+    assert asked(tmp_path) == []
+    assert not host.instance("main").exists()
+
+
+def test_the_engine_is_asked_once_per_release(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[str] = []
+    monkeypatch.setattr(sglang_release.parser_check, "ask", lambda python, *_, **__: times.append(python) or "")
+    for _ in range(2):
+        call(arguments=["--tp-size", "8"])
+    assert len(times) == 1
+    assert times[0].endswith("/venvs/v/bin/python")
+
+
+def test_prediction_where_the_environment_is_not_built_yet(
+    host: state.Layout, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.venv_mark("v").unlink()
+    monkeypatch.setattr(sglang_release.parser_check, "ask", lambda *_, **__: pytest.fail("nobody is there to ask"))
+    assert call(check=True, arguments=["--tp-size", "8"])["changed"]
+
+
+def test_staged_is_written_and_not_switched_to(host: state.Layout, call: Callable[..., Any], tmp_path: Path) -> None:
+    result = call(state="staged")
+    assert (result["changed"], result["changes"]) == (True, [str(host.release_dir("main", result["id"]))])
+    assert host.release_json("main", result["id"]).exists()
+    assert not host.current("main").is_symlink()
+    assert asked(tmp_path) == []
+    assert call(state="staged")["changed"] is False
+    assert call()["id"] == result["id"]
