@@ -82,6 +82,8 @@ def _kind(entry: Mapping[str, Any]) -> str:
         return "coredump"
     if message_id == journal.MSG_DROPPED:
         return "journald"
+    if journal.first(entry, "SYSLOG_IDENTIFIER") == "systemd-journald" and "Suppressed " in journal.first(entry, "MESSAGE"):
+        return "journald"
     if entry.get("UNIT") or entry.get("USER_UNIT") or journal.first(entry, "_PID") == "1":
         return "systemd"
     if journal.first(entry, "SYSLOG_IDENTIFIER") == "systemd" and journal.first(entry, "_COMM") in ("systemd", ""):
@@ -96,21 +98,20 @@ def _ordered(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     out = list(entries)
     times = [journal.realtime(entry) for entry in out]
     known = [moment for moment in times if moment is not None]
-    if len(known) == len(out) and len(out) > 1:
-        rising = sum(1 for a, b in zip(known, known[1:]) if a < b)
-        falling = sum(1 for a, b in zip(known, known[1:]) if a > b)
-        if falling > rising:
-            out.reverse()
-            known.reverse()
-        # Clocks step; within one boot the monotonic clock does not.
-        boots = {journal.first(entry, "_BOOT_ID") for entry in out}
-        mono = [journal.number(entry, "__MONOTONIC_TIMESTAMP") for entry in out]
-        keys: list[int] = (
-            [value or 0 for value in mono] if len(boots) == 1 and all(value is not None for value in mono) else known
-        )
-        if any(a > b for a, b in zip(keys, keys[1:])):
-            out = [out[position] for position in sorted(range(len(out)), key=lambda position: keys[position])]
-    return out
+    if len(known) < len(out) or len(out) < 2:
+        return out
+    rising = sum(1 for one, other in zip(known, known[1:]) if one < other)
+    falling = sum(1 for one, other in zip(known, known[1:]) if one > other)
+    if not falling:
+        return out
+    if falling > rising:
+        out.reverse()
+        known.reverse()
+    # Clocks step; within one boot the monotonic clock does not.
+    mono = [journal.number(entry, "__MONOTONIC_TIMESTAMP") for entry in out]
+    one_boot = len({journal.first(entry, "_BOOT_ID") for entry in out}) == 1
+    keys = [value or 0 for value in mono] if one_boot and None not in mono else known
+    return [out[position] for position in sorted(range(len(out)), key=lambda position: keys[position])]
 
 
 # --------------------------------------------------------------------------------------------- the analysis
@@ -284,7 +285,7 @@ class Analysis:
 
     @property
     def head_visible(self) -> bool:
-        return self.start_seen or "server_args" in self.args
+        return self.start_seen or self.args.get("server_args") == "seen"
 
     def fact(self, name: str) -> str | None:
         return self.args.get(name)
@@ -300,14 +301,30 @@ class Analysis:
         chosen = self.effect.get("sglang_cuda_graph")
         if chosen not in (None, "", "auto"):
             return str(chosen).lower() not in ("disabled", "false", "off")
-        disabled = self.args.get("disable_cuda_graph") or self.args.get("enforce_eager")
-        if disabled is not None:
-            return disabled.lower() != "true"
+        if self.graph_arguments() in ("disabled", "no_decode"):
+            return False
+        if self.args.get("disable_cuda_graph") or self.args.get("enforce_eager"):
+            return True
         for process in self.processes.values():
             for line in process.lines:
                 if "Captur" in line.text[:40] and _PHASE_MARKS[2][1].search(line.text[:300]):
                     return True
         return None
+
+    def graph_arguments(self) -> str:
+        """disabled, no_decode, no_prefill, or empty: what the engine's own arguments say about CUDA graphs."""
+        args = self.args
+
+        def on(name: str) -> bool:
+            return args.get(name, "").lower() == "true"
+
+        if on("disable_cuda_graph") or on("enforce_eager"):
+            return "disabled"
+        decode = on("disable_decode_cuda_graph") or args.get("cuda_graph_backend_decode") == "disabled"
+        prefill = on("disable_prefill_cuda_graph") or on("disable_piecewise_cuda_graph") or args.get("cuda_graph_backend_prefill") == "disabled"
+        if decode:
+            return "disabled" if prefill else "no_decode"
+        return "no_prefill" if prefill else ""
 
     def ep(self) -> int | None:
         try:
@@ -411,7 +428,11 @@ def _sort_out(analysis: Analysis, records: list[Record], wanted: str, given_kern
         after = following if following is not None else high + 400
         mine += [record for record in untagged if record.kind in ("coredump", "journald") and low <= record.index <= max(after, high + 200)]
         mine += [record for record in untagged if record.kind == "service" and low <= record.index < max(after, high + 1) and journal.about_unit(record.entry, analysis.unit)]
-        analysis.later = [record for record in about if record.kind == "systemd" and record.invocation != run]
+        if not any(record.kind == "systemd" for record in mine):
+            # A PID 1 that does not name invocations: its lines inside the run, or right after it, are about the run.
+            mine += [record for record in untagged if record.kind == "systemd" and low <= record.index < max(after, high + 1)]
+        taken = {record.index for record in mine}
+        analysis.later = [record for record in about if record.kind == "systemd" and record.index not in taken]
     else:
         mine = _segment(about, analysis.unit)
         analysis.later = []
@@ -673,7 +694,7 @@ def _role_by_reports(process: Process) -> str:
 
 _ARGUMENT = re.compile(
     r"['\"]?\b(tp_size|ep_size|pp_size|dp_size|speculative_algorithm|speculative_draft_model_path|disable_cuda_graph|mem_fraction_static|attention_backend|enable_torch_compile|max_running_requests|context_length|port"
-    r"|moe_a2a_backend|cuda_graph_max_bs|disable_custom_all_reduce|disable_overlap_schedule|disable_radix_cache|enable_hierarchical_cache|hicache_size|enforce_eager|disable_prefill_cuda_graph|disable_piecewise_cuda_graph"
+    r"|moe_a2a_backend|cuda_graph_max_bs|disable_custom_all_reduce|disable_overlap_schedule|disable_radix_cache|enable_hierarchical_cache|hicache_size|enforce_eager|disable_prefill_cuda_graph|disable_piecewise_cuda_graph|disable_decode_cuda_graph|cuda_graph_backend_decode|cuda_graph_backend_prefill"
     r"|trust_remote_code|watchdog_timeout|speculative_num_draft_tokens|disaggregation_mode|page_size|hicache_ratio|version)['\"]?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([^,)}\s]+))"
 )
 _VERSION_TEXT = re.compile(
@@ -684,18 +705,45 @@ _VLLM_VERSION = re.compile(
 )
 
 
+_OPTION = re.compile(r"\s--([a-z][a-z-]{1,60})(?:[= ](?!--)(\S+))?")
+#: Options whose presence alone switches something.
+_SWITCHES = frozenset(
+    {"disable-cuda-graph", "disable-decode-cuda-graph", "disable-prefill-cuda-graph", "disable-piecewise-cuda-graph", "enforce-eager", "enable-torch-compile",
+     "disable-custom-all-reduce", "disable-overlap-schedule", "disable-radix-cache", "trust-remote-code"}
+)  # fmt: skip
+_VALUES = frozenset(
+    {"tp-size", "ep-size", "pp-size", "speculative-algorithm", "mem-fraction-static", "attention-backend", "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "port",
+     "max-running-requests", "context-length", "moe-a2a-backend", "page-size"}
+)  # fmt: skip
+
+
+def _read_command_line(analysis: Analysis, title: str) -> None:
+    """The main process' own command line, which journald keeps with each of its lines: it outlives the line `server_args=`."""
+    if "launch_server" not in title and " serve" not in title:
+        return
+    analysis.args.setdefault("server_args", "command line")
+    for name, value in _OPTION.findall(title[:20_000]):
+        key = name.replace("-", "_")
+        if name in _SWITCHES:
+            analysis.args.setdefault(key, "True")
+        elif name in _VALUES and value:
+            analysis.args.setdefault(key, value)
+
+
 def _read_arguments(analysis: Analysis) -> None:
     vllm = 0
+    for process in analysis.processes.values():
+        _read_command_line(analysis, process.title)
     for process in analysis.processes.values():
         if process.role in ("engine_core", "api_server") or re.search(r"\bvllm\b", process.title):
             vllm += 1
         for line in process.lines:
             text = line.text
             if "server_args=" in text[:200] or "non-default args" in text[:200] or "launch_command" in text[:400]:
-                analysis.args.setdefault("server_args", "seen")
+                analysis.args["server_args"] = "seen"
                 for match in _ARGUMENT.finditer(text[:60_000]):
                     value = next((group for group in match.groups()[1:] if group is not None), "")
-                    analysis.args.setdefault(match.group(1), value)
+                    analysis.args[match.group(1)] = value
             if not analysis.version and len(text) < 4000:
                 found = _VERSION_TEXT.search(text)
                 if found:
@@ -766,7 +814,7 @@ def _read_failures(analysis: Analysis) -> None:
     by_pid: dict[int, Process] = {}
     for process in analysis.processes.values():
         by_pid.setdefault(process.pid, process)
-    for process in analysis.processes.values():
+    for process in list(analysis.processes.values()):  # a dead child that said nothing is added on the way
         work = _normal_work(process) if process.reports else []
         for report in process.reports:
             strength = _strength(report, process, analysis)
@@ -1169,6 +1217,8 @@ def _repair(analysis: Analysis, report: Report) -> None:
 
 def _phase(analysis: Analysis, failure: Failure | None, process: Process | None, report: Report | None) -> str:
     limit = failure.index if failure is not None else float("inf")
+    if failure is None and analysis.health_failed and _stuck_before(analysis, None):
+        limit = analysis.health_failed[0]  # it hung there; what came after is somebody's answer to that
     best = {"own": 0, "all": 0, "main": 0}
     batch_seen = False
     for candidate in analysis.processes.values():
@@ -1307,6 +1357,10 @@ def _others_hold_most(text: str, pids: set[int]) -> bool:
     return others > size(*total.groups()) / 2
 
 
+#: Lines that name an error which was dealt with.
+_UNIMPORTANT = re.compile(r"Warning: |^\s|NCCL INFO|[Ii]gnor(?:e|ing|ed)\b|[Ff]all(?:s|ing)? ?back|[Rr]etry|[Ss]kipp?(?:ed|ing)?\b")
+
+
 def _window(
     analysis: Analysis, failure: Failure | None, process: Process | None, user: Sequence[causes.Row]
 ) -> list[str]:
@@ -1321,12 +1375,13 @@ def _window(
         near = (
             candidate is process or candidate.pid == analysis.main or candidate.role in ("main", "child", "api_server")
         )
-        span = 4000 if near else 600
+        before, behind = (1000, 400) if near else (300, 200)
         for line in candidate.lines:
             if (
-                abs(line.index - centre) <= span
+                -before <= line.index - centre <= behind
+                and causes.line_matters(line.text[:2000], user)
                 and not tracebacks.is_progress(line.text)
-                and not re.search(r"Warning: |^\s|NCCL INFO", line.text[:200])
+                and not _UNIMPORTANT.search(line.text[:200])
             ):
                 out.append(line.text[:2000])
     return out
@@ -1354,6 +1409,7 @@ def _cause(
     facts: dict[str, Any] = {
         "drafter": analysis.drafter(),
         "graphs": analysis.graphs(),
+        "graphs_off": analysis.graphs() is False,
         "ep_above": analysis.ep(),
         "has_exception": bool(links),
         "others_hold_most": _others_hold_most(everything, pids),
@@ -1403,7 +1459,9 @@ def _cause(
         return "scheduler_watchdog_timeout"
     if verdict == "startup_timeout":
         return "start_timeout"
-    case.lines = _window(analysis, failure, process, rows)
+    # Who was killed from outside was not killed by what others printed.
+    killed_by_others = failure is not None and failure.kind == "killed"
+    case.lines = [] if killed_by_others and not case.facts["last_of_process"] else _window(analysis, failure, process, rows)
     found = _line_cause(case, rows)
     if found:
         return found
@@ -1460,7 +1518,7 @@ def _native_text(analysis: Analysis, failure: Failure | None, process: Process |
         parts.append(item.detail)
         if item.report is not None:
             parts.append(item.report.description)
-            parts.append(tracebacks.frames_text(item.report.frames[:12]))
+            parts.append(tracebacks.frames_text(item.report.frames[:8]))
             parts += [link.text for link in item.report.links]
     parts += [
         f"{fault['comm']} {fault['module'] or ''}"
@@ -1705,6 +1763,8 @@ def diagnose(
     verdict = _verdict(analysis, fatal, first)
     if verdict in ("running", "starting", "stopped_by_operator"):
         first = None
+    elif first is not None and first.kind in ("watchdog", "line"):
+        first = _behind_the_hang(analysis, first)
     process = first.owner if first is not None else None
     report = _best_report(process, first) if first is not None else None
     if report is not None:
@@ -1721,6 +1781,17 @@ def diagnose(
     _find_gaps(analysis, report, first, verdict)
     result = _assemble(analysis, verdict, cause, phase, first, process, report, fatal)
     return dict(redact_all(result, tuple(secrets)))
+
+
+def _behind_the_hang(analysis: Analysis, first: Failure) -> Failure:
+    """Ranks that wait complain first; where the kernel names the process whose GPU failed before, that one was first."""
+    for xid in analysis.xids:
+        if xid["pid"] is None or xid["index"] > first.index or causes.xid_kind(xid["code"]) == "cleanup":
+            continue
+        owner = next((process for process in analysis.processes.values() if process.pid == xid["pid"]), None)
+        if owner is not None:
+            return Failure(xid["index"], owner.pid, first.kind, 3, False, None, "", None, xid["text"], xid["stamp"], owner=owner)
+    return first
 
 
 #: Causes whose remedies pull in opposite directions: what the run before died of decides which are left.
@@ -1893,13 +1964,9 @@ def _effect(analysis: Analysis) -> dict[str, Any]:
     effect: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     if "server_args" in args:
-        if args.get("disable_cuda_graph", "").lower() == "true":
-            effect["sglang_cuda_graph"] = "disabled"
-        elif (
-            args.get("disable_prefill_cuda_graph", "").lower() == "true"
-            or args.get("disable_piecewise_cuda_graph", "").lower() == "true"
-        ):
-            effect["sglang_cuda_graph"] = "prefill_disabled"
+        graphs = {"disabled": "disabled", "no_prefill": "prefill_disabled"}.get(analysis.graph_arguments())
+        if graphs:
+            effect["sglang_cuda_graph"] = graphs
         if args.get("speculative_algorithm", "").lower() in ("none", "null"):
             effect["sglang_drafter"] = "none"
         for name, variable in (("mem_fraction_static", "sglang_mem_fraction_static"), ("attention_backend", "sglang_attention_backend"), ("port", "sglang_port"),
@@ -2084,7 +2151,7 @@ def _summary(analysis: Analysis, result: Mapping[str, Any], first: Failure | Non
         "startup_timeout": f"systemd's start time-out ended {release} in phase {phase}",
     }[verdict]
     if cause == "cuda_graph_replay_failure" and analysis.drafter() and (analysis.ep() or 1) > 1:
-        return f"{start}: it cannot replay CUDA graphs for DFLASH with expert parallelism"
+        return f"{release} cannot replay CUDA graphs for DFLASH with expert parallelism (died in phase {phase})" + _advice(result)
     if cause == "unknown":
         exception = result["exception"]
         if exception and exception["type"]:
@@ -2096,9 +2163,22 @@ def _summary(analysis: Analysis, result: Mapping[str, Any], first: Failure | Non
             return f"{start}: {name} was ended by {first.signal or 'a signal'} from outside; nothing in the journal says by whom (no out-of-memory kill is recorded)"
         if analysis.spawn_error:
             return f"{start}: {analysis.spawn_error.split(': ', 1)[-1][:200]}"
+        if analysis.cut_off:
+            return f"{release} was cut off in phase {phase}: the host was reset, froze or lost power"
         return f"{start}; the journal does not say why"
     detail = causes.CAUSES[cause].summary if cause in causes.CAUSES else cause
-    return f"{start}: {detail}"
+    return f"{start}: {detail}" + _advice(result)
+
+
+_ADVICE = "; remedy: "
+
+
+def _advice(result: Mapping[str, Any]) -> str:
+    """The best remedy, so that the one sentence can be acted on."""
+    for remedy in result["remedies"][:1]:
+        setting = ", ".join(f"{name}: {_plain(value)}" for name, value in remedy["set"].items())
+        return f"{_ADVICE}{setting or remedy['summary']}"
+    return ""
 
 
 # --------------------------------------------------------------------------------------------- for a person
@@ -2174,7 +2254,7 @@ def _who(result: Mapping[str, Any]) -> str:
 
 
 def _cause_text(result: Mapping[str, Any]) -> str:
-    summary = str(result.get("summary") or "")
+    summary = str(result.get("summary") or "").partition(_ADVICE)[0]  # the remedies follow below
     return summary[:1].upper() + summary[1:] if summary else ""
 
 

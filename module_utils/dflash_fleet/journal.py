@@ -51,11 +51,11 @@ ENDED_IDS = (MSG_UNIT_FAILED, MSG_UNIT_SUCCESS)
 
 # What a diagnosis reads. Asking for these alone makes journalctl emit twice as fast (measured) and keeps COREDUMP= out.
 FIELDS = (
-    "MESSAGE", "MESSAGE_ID", "PRIORITY", "SYSLOG_IDENTIFIER", "_PID", "_COMM", "_CMDLINE", "_EXE", "_TRANSPORT", "_STREAM_ID", "_LINE_BREAK",
-    "_SYSTEMD_UNIT", "_SYSTEMD_USER_UNIT", "_SYSTEMD_INVOCATION_ID", "_SYSTEMD_CGROUP", "UNIT", "USER_UNIT", "INVOCATION_ID", "USER_INVOCATION_ID",
-    "EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT", "JOB_RESULT", "JOB_TYPE", "EXECUTABLE", "N_RESTARTS", "N_DROPPED", "ERRNO", "CODE_FUNC",
-    "COREDUMP_UNIT", "COREDUMP_USER_UNIT", "COREDUMP_PID", "COREDUMP_COMM", "COREDUMP_SIGNAL", "COREDUMP_SIGNAL_NAME", "COREDUMP_CGROUP",
-    "OBJECT_SYSTEMD_UNIT", "OBJECT_SYSTEMD_INVOCATION_ID", "OBJECT_PID", "_HOSTNAME",
+    "MESSAGE", "MESSAGE_ID", "SYSLOG_IDENTIFIER", "_PID", "_COMM", "_CMDLINE", "_TRANSPORT", "_LINE_BREAK",
+    "_SYSTEMD_UNIT", "_SYSTEMD_USER_UNIT", "_SYSTEMD_INVOCATION_ID", "UNIT", "USER_UNIT", "INVOCATION_ID", "USER_INVOCATION_ID",
+    "EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT", "N_DROPPED",
+    "COREDUMP_UNIT", "COREDUMP_USER_UNIT", "COREDUMP_PID", "COREDUMP_COMM", "COREDUMP_SIGNAL", "COREDUMP_SIGNAL_NAME",
+    "OBJECT_SYSTEMD_UNIT", "OBJECT_SYSTEMD_INVOCATION_ID",
 )  # fmt: skip
 _KEPT = frozenset(FIELDS) | {
     "__CURSOR",
@@ -75,16 +75,17 @@ MARKER = re.compile(
 )
 
 HEAD_ENTRIES = 400  # the start of an invocation: arguments, phases
-HEAD_ENTRIES_INDEXED = 200  # where the journal's index gives the end at once, the start is read for arguments and phases alone
+HEAD_ENTRIES_INDEXED = 120  # where the journal's index gives the end at once, the start is read for arguments and phases alone
 TAIL_ENTRIES = 6000
 TAIL_BYTES = 12 << 20
-QUIET_ENTRIES = 200  # so many entries without a marker before the oldest one: walking further back finds nothing new
+QUIET_ENTRIES = 150  # so many entries without a marker before the oldest one: walking further back finds nothing new
 MAX_SCAN_ENTRIES = 400_000
 MAX_SCAN_SECONDS = 20.0
 MAX_LINE_BYTES = 8 << 20
 MAX_MESSAGE_CHARS = 64 << 10
 KERNEL_ENTRIES = 2000
 PREVIOUS_ENTRIES = 400
+TOLD_ENTRIES = 20  # what PID 1 last said of the unit: enough for the runs that matter
 AFTER_END_US = 5 * 1_000_000
 KERNEL_BEFORE_US = 300 * 1_000_000
 KERNEL_AFTER_US = 30 * 1_000_000
@@ -131,20 +132,31 @@ def first(entry: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that is set, as text; empty when none is."""
     for name in names:
         value = entry.get(name)
-        if value is not None:
-            text = text_of(value)
-            if text:
-                return text
+        if value is None:
+            continue
+        text = value if type(value) is str else text_of(value)
+        if text:
+            return text
     return ""
 
 
 def number(entry: Mapping[str, Any], *names: str) -> int | None:
     """A field as an integer, None where it is missing or not one."""
-    text = first(entry, *names).strip()
-    try:
-        return int(text)
-    except ValueError:
-        return None
+    for name in names:
+        value = entry.get(name)
+        if value is None:
+            continue
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        text = (text_of(value) or "").strip()
+        if text:
+            try:
+                return int(text)
+            except ValueError:
+                return None
+    return None
 
 
 def realtime(entry: Mapping[str, Any]) -> int | None:
@@ -751,7 +763,7 @@ class Query:
 def find_invocation(source: Journalctl, unit: str) -> tuple[str | None, list[Entry], bool]:
     """The newest run that ended, else the current one. Also PID 1's recent entries, and whether the run was cut off by a reset."""
     ids = (MSG_UNIT_STARTED, MSG_UNIT_STARTING, MSG_UNIT_FAILED, MSG_UNIT_SUCCESS, MSG_UNIT_START_FAILED)
-    told = source.fetch([*(f"MESSAGE_ID={value}" for value in ids), f"UNIT={unit}"], reverse=True, limit=40)
+    told = source.fetch([*(f"MESSAGE_ID={value}" for value in ids), f"UNIT={unit}"], reverse=True, limit=TOLD_ENTRIES)
     seen: list[str] = []
     ended: set[str] = set()
     boot_of: dict[str, str] = {}
@@ -800,8 +812,17 @@ def read_invocation(unit: str, invocation_id: str | None = None, source: Journal
     told: list[Entry] = []
     cut_off = False
     chosen = (invocation_id or "").replace("-", "") or None
+    # The last lines of a process that is gone lose their invocation id (journald looks it up when it reads them), so the
+    # end is read by unit, and whatever names another run is left out.
+    by_unit = [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}"]
+    guess: Query | None = None
     if chosen is None:
+        # Mostly the run asked for is the newest: its end is on the way while it is being looked for.
+        guess = source.start(by_unit, reverse=True)
         chosen, told, cut_off = find_invocation(source, unit)
+        if not told or invocation_of(next((entry for entry in told if invocation_of(entry)), {})) != chosen:
+            guess.close()
+            guess = None
     collected = Collected(unit=unit, invocation_id=chosen, source=source)
     if chosen is None:
         if source.errors:
@@ -814,14 +835,11 @@ def read_invocation(unit: str, invocation_id: str | None = None, source: Journal
         newest = source.fetch(by_run, reverse=True, limit=1)
         bounds = [moment for moment in (realtime(entry) for entry in newest) if moment is not None]
         over = bool(bounds) and not invocation_id
-    # The last lines of a process that is gone lose their invocation id (journald looks it up when it reads them), so the
-    # end is read by unit, and whatever names another run is left out.
-    by_unit = [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}"]
     until = [f"--until=@{(max(bounds) + AFTER_END_US) / 1e6:.6f}"] if bounds and (over or invocation_id) else []
     # All that is known by now is read at the same time: most of the cost is starting journalctl and opening the files.
     early = _beside(source, unit, min(bounds), max(bounds) if over else None) if bounds and told else None
     try:
-        with source.start(by_run) as head_query, source.start(by_unit, reverse=True, extra=until) as tail_query:
+        with source.start(by_run) as head_query, guess or source.start(by_unit, reverse=True, extra=until) as tail_query:
             tail, reached_start = _read_back(tail_query, collected)
             head: list[Entry] = []
             if not reached_start:
@@ -918,7 +936,7 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
             trailing = trailing or bool(_TRAILING.search(text[:4096]))
         else:
             quiet += 1
-        enough = QUIET_ENTRIES if certain and not trailing else 20 * QUIET_ENTRIES
+        enough = QUIET_ENTRIES if certain and not trailing else 25 * QUIET_ENTRIES
         if quiet >= enough and (certain or trailing):
             return finish(), False
         if len(chunk) >= 512:

@@ -361,3 +361,66 @@ def test_lines_behind_a_pipe_have_one_writer() -> None:
             entry.update({"_PID": "555", "_COMM": "tee", "_CMDLINE": "tee /var/log/sglang.log"})
     result = diagnosis.diagnose(journal.entries, journal.unit)
     assert (result["cause"], result["first_failure"]["rank"], result["exception"]["type"]) == ("gpu_oom", "TP4", "torch.OutOfMemoryError")
+
+
+def test_child_that_said_nothing_is_named_by_the_parent() -> None:
+    journal, run = journal_cases.start(1)
+    run.to_serving()
+    run.log("Subprocess detokenizer (pid=777) crashed with exit code -9. Triggering SIGQUIT for cleanup...")
+    run.self_kill(serving=True)
+    result = diagnosis.diagnose(journal.entries, journal.unit)
+    assert (result["verdict"], result["cause"]) == ("crashed", "unknown")
+    assert (result["first_failure"]["process"], result["first_failure"]["pid"]) == ("detokenizer", 777)
+    assert "SIGKILL from outside" in result["summary"]
+
+
+def test_hang_keeps_its_phase_when_somebody_stops_it() -> None:
+    journal, run = journal_cases.start(1)
+    run.to_serving()
+    for _number in range(3):
+        journal.tick(30)
+        run.log("Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 00:05:00.")
+    run.stopping()
+    run.log("SIGTERM received. signum=15 frame=None. Draining requests and shutting down...")
+    run.exit(signal=9)
+    result = diagnosis.diagnose(journal.entries, journal.unit)
+    assert (result["verdict"], result["cause"], result["phase"]) == ("hung", "scheduler_hang", "serving")
+
+
+def test_process_on_the_failed_gpu_was_first() -> None:
+    journal, run = journal_cases.start(4)
+    run.to_serving()
+    journal.kernel(f"NVRM: Xid (PCI:0000:41:00): 119, pid={run.pid_of(1)}, name=sglang::schedul, Timeout after 6s of waiting for RPC response from GPU1 GSP!")
+    journal.tick(300)
+    for rank in (0, 2, 3):
+        run.rank(rank, "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)")
+    run.self_kill(serving=True)
+    result = diagnosis.diagnose(journal.entries, journal.unit)
+    assert (result["verdict"], result["cause"], result["first_failure"]["rank"]) == ("hung", "gpu_xid_hardware", "TP1")
+
+
+def test_sparse_entries_are_enough() -> None:
+    """Without message ids, invocation ids and titles: only texts, pids and times."""
+    journal = CASES["incident_dflash_ep8"].build()
+    for entry in journal.entries:
+        for name in ("MESSAGE_ID", "EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT", "_CMDLINE", "_COMM", "INVOCATION_ID", "_SYSTEMD_INVOCATION_ID"):
+            entry.pop(name, None)
+    result = diagnosis.diagnose(journal.entries, journal.unit)
+    assert (result["cause"], result["phase"], result["first_failure"]["rank"], result["exit"]["status"]) == ("cuda_graph_replay_failure", "warmup", "TP3 EP3", 9)
+
+
+def test_last_lines_without_invocation_belong_to_the_run_before_them() -> None:
+    """journald looks the invocation up when it reads a line: of a process that is gone it finds none."""
+    journal = Journal()
+    run = journal.run()
+    run.start()
+    run.raw(journal_cases.traceback([("sglang/launch_server.py", 40, "<module>")], "ModuleNotFoundError: No module named 'orjson'"))
+    run.exit(1)
+    for entry in journal.entries:
+        if entry.get("_TRANSPORT") == "stdout":
+            for name in ("_SYSTEMD_INVOCATION_ID", "_COMM", "_CMDLINE"):
+                entry.pop(name)
+    journal.tick(20)
+    journal.run().begin(1).to_weights()
+    result = diagnosis.diagnose(journal.entries, journal.unit)
+    assert (result["verdict"], result["cause"], result["exception"]["type"]) == ("crashed", "package_mismatch", "ModuleNotFoundError")
