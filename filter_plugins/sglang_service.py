@@ -59,4 +59,6 @@ class FilterModule:
             "sglang_summary": ladder.summary,
             "sglang_summary_unchanged": ladder.summary_unchanged,
             "sglang_unit_quote": ladder.unit_quote,
+            "sglang_unit_word": profiles.systemd_word,
+            "sglang_watchdog": ladder.watchdog_seconds,
         }

@@ -224,11 +224,11 @@ from ansible.module_utils.dflash_fleet import diagnosis, journal, remedies, runf
 
 
 def _read_all(unit, invocation, ended):
-    """The invocation's journal; of an ended one with systemd's closing line, where it comes within half a second."""
+    """The invocation's journal; of an ended one with systemd's line about it, where that comes within half a second."""
     deadline = time.monotonic() + (0.5 if ended else 0)
     while True:
         collected = journal.read_invocation(unit, invocation)
-        closed = any(journal.is_end(entry) for entry in collected.entries[-100:])
+        closed = any(journal.is_exit(entry) for entry in collected.entries[-100:])
         if closed or time.monotonic() >= deadline:
             return collected
         time.sleep(0.02)
