@@ -23,7 +23,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,10 @@ def combined(crash: Mapping[str, Any], gate: Mapping[str, Any] | None) -> dict[s
         for name in ("verdict", "cause", "summary", "phase", "remedies"):
             if told.get(name) is not None:
                 found[name] = told[name]
-        if found["verdict"] in ("running", "starting"):
-            found["verdict"] = "crashed"  # it ran until the prober had it ended
+    if found.get("verdict") == "hung" and told.get("verdict") in BAD:
+        found["verdict"] = told["verdict"]  # systemd's watchdog was only the prober's means
+    if found.get("verdict") in ("running", "starting"):
+        found["verdict"] = "crashed"  # it ran until the prober had it ended
     return found
 
 
@@ -242,9 +243,12 @@ class Reporter:
         known = causes.CAUSES.get(cause)
         if known is None or known.heals:
             return False
-        # Never against someone else's wish: a job that is queued already (another release is about to start) wins.
+        # Never against someone's wish: a stop or restart that is queued (another release is about to start) stands. The
+        # start job of the load that has just failed is none: it is still listed.
+        if self.stop_asked():
+            return False
         done = subprocess.run(
-            ["systemctl", "--no-block", "--job-mode=fail", "stop", self.unit],
+            ["systemctl", "--no-block", "stop", self.unit],
             capture_output=True, text=True, timeout=10, check=False,
         )  # fmt: skip
         return done.returncode == 0
@@ -329,6 +333,8 @@ class Reporter:
 
     def call(self, report: dict[str, Any]) -> None:
         """POST the essentials to the instance's webhook. Its address is a secret of the instance: it may hold a token."""
+        import urllib.request  # slow to import, and few have a webhook
+
         try:
             url = (self.layout.credentials(self.instance) / "webhook").read_text(encoding="utf-8").strip()
         except OSError:

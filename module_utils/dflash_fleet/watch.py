@@ -97,7 +97,9 @@ class Follower:
 
     def follow(self) -> None:
         try:
-            self._child = self._start(self._command("--follow", "--lines=all"))
+            # --follow alone means this boot too, by /proc's boot id: in a container's unit with ProtectProc= that is the
+            # machine's, and journald's is the container's. --merge takes every boot.
+            self._child = self._start(self._command("--follow", "--merge", "--lines=all"))
         except OSError:
             self._child = None
             return
