@@ -251,7 +251,7 @@ class Switch:
             if now["ActiveState"] == "failed":
                 if not again:
                     return now["InvocationID"]
-                # The crash before may have had its restarts ended (by the host's reporter) a moment after ours was queued.
+                # The host's reporter may have ended the restarts of the crash before, a moment after ours was queued.
                 again -= 1
                 self.systemctl("restart", "--no-block", self.unit)
             time.sleep(0.05)

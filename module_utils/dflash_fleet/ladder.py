@@ -262,7 +262,7 @@ def watchdog_seconds(resolved: Mapping[str, Any], wanted: Any = "auto") -> int:
         return least
     if not word.isdigit() or int(word) <= 1.5 * own:
         raise ValueError(
-            f"sglang_service_watchdog_seconds is {wanted}; write auto, off, or more than {1.5 * own:g} seconds, so that the "
-            f"engine's own watchdog (--watchdog-timeout {own:g}) can dump its stacks first"
+            f"sglang_service_watchdog_seconds is {wanted}; write auto, off, or more than {1.5 * own:g} seconds, so "
+            f"that the engine's own watchdog (--watchdog-timeout {own:g}) can dump its stacks first"
         )
     return int(word)

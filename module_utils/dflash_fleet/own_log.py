@@ -16,7 +16,7 @@ MSG_REPORT = "5c1e2f0f6a0b4f1d9c7e8a52d3b4960e"
 
 
 def encode(fields: dict[str, str]) -> bytes:
-    """The native protocol of journald (systemd.io/JOURNAL_NATIVE_PROTOCOL): values of several lines with their length."""
+    """journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): values of several lines have their length."""
     out = bytearray()
     for name, value in fields.items():
         raw = value.encode("utf-8", "replace")

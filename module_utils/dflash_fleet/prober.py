@@ -3,8 +3,8 @@
 The supervisor starts it as a detached child and then becomes the engine, so systemd's main process is the engine and
 this one only talks (NotifyAccess=all, sd_notify(3)):
 
-* while it loads: STATUS= with phase and percent, and EXTEND_TIMEOUT_USEC= as long as something gets further, so that the
-  start has a limit on standstill instead of one on its whole length;
+* while it loads: STATUS= with phase and percent, and EXTEND_TIMEOUT_USEC= as long as something gets further, so that
+  the start has a limit on standstill instead of one on its whole length;
 * READY=1 once it has passed the gate, and the verdict in a file for those who ask (see `verdict`);
 * while it serves: WATCHDOG=1, but only for generations seen: those of users in its log, or one of its own where nobody
   asks for any. One that answers /health and generates nothing is killed and started again;

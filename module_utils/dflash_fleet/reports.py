@@ -3,7 +3,8 @@
 systemd runs it as root after every end of the unit and before any restart. On an end that somebody asked for it does
 nothing. Else it diagnoses, with the code of `journal_crash`, and leaves
 
-* a report in <root>/<instance>/state/reports/<time>/ (report.json, report.txt, journal.jsonl), bounded in number and size;
+* a report in <root>/<instance>/state/reports/<time>/ (report.json, report.txt, journal.jsonl), bounded in number and
+  size;
 * one structured entry in the journal (MESSAGE_ID=5c1e2f0f6a0b4f1d9c7e8a52d3b4960e, DFLASH_FLEET_CAUSE=, ...);
 * a counter for Prometheus' textfile collector;
 * a POST to a webhook, where the instance has one.
@@ -106,7 +107,7 @@ def metrics(document: Mapping[str, Any]) -> str:
         lines["last"].append(f"dflash_fleet_engine_last_crash_timestamp_seconds{{{labels}}} {row['last']:.3f}")
     return "\n".join(
         [
-            "# HELP dflash_fleet_engine_crashes_total Ends of the engine that nobody asked for, by diagnosed cause and rank.",
+            "# HELP dflash_fleet_engine_crashes_total Ends of the engine that nobody asked for, by cause and rank.",
             "# TYPE dflash_fleet_engine_crashes_total counter",
             *lines["total"],
             "# HELP dflash_fleet_engine_last_crash_timestamp_seconds When that happened last.",
@@ -298,7 +299,8 @@ class Reporter:
     def say(self, report: dict[str, Any]) -> None:
         """The structured entry."""
         crash = report["crash"]
-        text = f"{self.unit}: {crash.get('verdict')} in {crash.get('phase')}: {crash.get('cause')}: {crash.get('summary')}"
+        verdict_, cause = crash.get("verdict"), crash.get("cause")
+        text = f"{self.unit}: {verdict_} in {crash.get('phase')}: {cause}: {crash.get('summary')}"
         if report["restarts_ended"]:
             text += " It is not started again: this cause does not heal by itself."
         own_log.log(
@@ -332,7 +334,7 @@ class Reporter:
         os.replace(temporary, os.path.join(self.textfile, f"dflash-fleet-{self.instance}.prom"))
 
     def call(self, report: dict[str, Any]) -> None:
-        """POST the essentials to the instance's webhook. Its address is a secret of the instance: it may hold a token."""
+        """POST the essentials to the instance's webhook. Its address is a secret: it may hold a token."""
         import urllib.request  # slow to import, and few have a webhook
 
         try:
@@ -349,11 +351,11 @@ class Reporter:
             "rank": rank_of(crash),
             "text": f"{socket.gethostname()}: {self.unit}: {crash.get('cause')}: {crash.get('summary')}",
         }
-        request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
+        request = urllib.request.Request(  # the scheme is checked above
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:
                 answer.read(1024)
         except (OSError, ValueError) as error:
             # Without the address: it may be the secret.

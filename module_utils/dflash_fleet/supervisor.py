@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Start the SGLang engine of a unit: check what a load of minutes would only find out at its end, then exec it.
 
-Usage (in ExecStart=): supervisor.py [--host ADDRESS --port N --unit UNIT ...] -- PYTHON -m sglang.launch_server OPTIONS...
+Usage (in ExecStart=): supervisor.py [--host ADDRESS --port N --unit UNIT ...] -- PYTHON -m sglang.launch_server ...
                         supervisor.py probe OPTIONS...    the prober that it starts beside the engine
                         supervisor.py report OPTIONS...   the reporter of ExecStopPost=
 
@@ -11,8 +11,8 @@ Usage (in ExecStart=): supervisor.py [--host ADDRESS --port N --unit UNIT ...] -
   0600 file given by `--config FILE` (two words: `--config=FILE` is silently ignored by every release). No release
   redacts the key in its log, so the engine's logging is configured with a formatter that does.
 
-* Where systemd listens (Type=notify), a prober is started as a detached child: it says when the engine is ready, how far
-  it is, and that it still generates (module `prober`).
+* Where systemd listens (Type=notify), a prober is started as a detached child: it says when the engine is ready, how
+  far it is, and that it still generates (module `prober`).
 
 Then the engine replaces this process (execve), so that systemd's main process is the engine. Standard library only.
 """

@@ -47,7 +47,7 @@ def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike[str], invocation: str | None = None) -> dict[str, Any] | None:
-    """The verdict about `invocation` (None: about any), or None. Never raises: it is the engine's user who writes it."""
+    """The verdict about `invocation` (None: any), or None. Never raises: it is the engine's user who writes it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as stream:

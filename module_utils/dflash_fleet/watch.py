@@ -97,7 +97,7 @@ class Follower:
 
     def follow(self) -> None:
         try:
-            # --follow alone means this boot too, by /proc's boot id: in a container's unit with ProtectProc= that is the
+            # --follow alone means this boot, by /proc's boot id: in a container's unit with ProtectProc= that is the
             # machine's, and journald's is the container's. --merge takes every boot.
             self._child = self._start(self._command("--follow", "--merge", "--lines=all"))
         except OSError:

@@ -1,4 +1,4 @@
-"""Starts of a unit without Ansible, as systemd sees them: what tests of readiness ask a host. Functions take Testinfra's `host`."""
+"""Starts of a unit without Ansible, as systemd sees them. Functions take Testinfra's `host`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPORTS = f"{engine.ROOT}/main/state/reports"
 # Watches on the host itself, so that nothing between two looks over SSH is missed. Prints one JSON object per change.
 WATCHER = """
 import json, subprocess, sys, time
-unit, before, until, seconds = json.load(sys.stdin)
+unit, before, until, seconds, after = json.load(sys.stdin)
 NAMES = ("ActiveState", "SubState", "Result", "NRestarts", "StatusText", "InvocationID", "MainPID")
 def look():
     shown = subprocess.run(["systemctl", "show", unit, "--property=" + ",".join(NAMES)], capture_output=True, text=True)
@@ -26,25 +26,42 @@ end, last = time.monotonic() + seconds, None
 while time.monotonic() < end:
     row = look()
     if row != last:
-        print(json.dumps({**row, "at": round(time.monotonic() - end + seconds, 1), "new": row["InvocationID"] != old}), flush=True)
+        print(json.dumps({**row, "new": row["InvocationID"] != old}), flush=True)
         last = row
+    if row["InvocationID"] != old and row["Result"] != "success":
+        for command in after:
+            subprocess.run(command, shell=True, check=True)
+        after = ()
     if row["InvocationID"] != old and any(all(row[name] == value for name, value in one.items()) for one in until):
         break
     time.sleep(0.1)
 """
 
 
-def set_pace(host: Any, *failures: dict[str, Any], pace: float = 0.03) -> None:
-    """What goes wrong from the next start on, and how fast everything goes."""
+def pace_command(*failures: dict[str, Any], pace: float = 0.03) -> str:
+    """The command that sets what goes wrong from the next start on, and how fast everything goes."""
     text = json.dumps({"pace": pace, "failures": list(failures)})
-    engine.sudo(host, f"printf %s {shlex.quote(text)} > /etc/dflash-fleet/rehearsal.json")
+    return f"printf %s {shlex.quote(text)} > /etc/dflash-fleet/rehearsal.json"
+
+
+def set_pace(host: Any, *failures: dict[str, Any], pace: float = 0.03) -> None:
+    """Set it now."""
+    engine.sudo(host, pace_command(*failures, pace=pace))
 
 
 def watch(
-    host: Any, *until: dict[str, str], before: tuple[str, ...] = (), seconds: float = 90, unit: str = UNIT
+    host: Any,
+    *until: dict[str, str],
+    before: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
+    seconds: float = 90,
+    unit: str = UNIT,
 ) -> list[dict[str, Any]]:
-    """Run commands as root, then follow the unit until a later invocation shows one of `until`; every change, in order."""
-    told = json.dumps([unit, list(before), list(until), seconds])
+    """Run commands as root, then follow the unit until a new invocation shows one of `until`; its changes in order.
+
+    `after` are commands for the moment of its first failure.
+    """
+    told = json.dumps([unit, list(before), list(until), seconds, list(after)])
     text = engine.sudo(host, f"printf %s {shlex.quote(told)} | python3 -c {shlex.quote(WATCHER)}")
     rows = [json.loads(line) for line in text.splitlines()]
     last = rows[-1]

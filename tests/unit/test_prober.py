@@ -96,7 +96,10 @@ def sentinel(tmp_path, monkeypatch):
     return made
 
 
-READY = {"outcome": "ready", "seconds": 61.0, "smoke": {"accept_length": 3.4}, "crash": None, "reason": "", "phase": "serving"}
+READY = {
+    "outcome": "ready", "seconds": 61.0, "smoke": {"accept_length": 3.4}, "crash": None, "reason": "",
+    "phase": "serving",
+}  # fmt: skip
 
 
 def test_ready_is_said_once_the_gate_has_passed(sentinel, systemd, tmp_path):

@@ -8,7 +8,7 @@ import os
 import pytest
 from dflash_fleet import causes, ladder, own_log, reports, state
 
-DRAFTER = {"verdict": "running", "cause": "drafter_mismatch", "summary": "1.02", "phase": "warmup", "remedies": [{"id": "x"}]}
+DRAFTER = {"verdict": "running", "cause": "drafter_mismatch", "summary": "1.02", "phase": "warmup", "remedies": []}
 HUNG = {"verdict": "hung", "cause": "scheduler_hang", "summary": "no progress", "phase": "weights", "remedies": []}
 
 
@@ -22,7 +22,8 @@ HUNG = {"verdict": "hung", "cause": "scheduler_hang", "summary": "no progress", 
         # The log knows better why it hung.
         ({"verdict": "hung", "cause": "nccl_error"}, {"outcome": "hung", "crash": HUNG}, "hung", "nccl_error"),
         ({"verdict": "hung", "cause": "native_segfault"},
-         {"outcome": "crashed", "crash": {**HUNG, "verdict": "running_but_dead"}}, "running_but_dead", "native_segfault"),
+         {"outcome": "crashed", "crash": {**HUNG, "verdict": "running_but_dead"}},
+         "running_but_dead", "native_segfault"),
     ],
 )  # fmt: skip
 def test_the_probers_word_and_the_log(crash, gate, verdict, cause):
@@ -65,7 +66,8 @@ def reporter(tmp_path, monkeypatch):
     (root / "main/credentials").mkdir(parents=True)
     (root / "main/credentials/api_key").write_text("canary-key-1\n")
     textfile.mkdir()
-    options = {"--unit": "sglang-main-ep8.service", "--instance": "main", "--root": str(root), "--textfile": str(textfile)}
+    options = {"--unit": "sglang-main-ep8.service", "--instance": "main", "--root": str(root)}
+    options["--textfile"] = str(textfile)
     made = reports.Reporter(options, {"SERVICE_RESULT": "signal", "INVOCATION_ID": "ab" * 16})
     monkeypatch.setattr(os, "chown", lambda *_: None)
     made.asked = []
