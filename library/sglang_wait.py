@@ -13,6 +13,8 @@ description:
     requests with at least eight drafter blocks each. Log lines, C(/v1/models) and C(/health) are not believed.
   - Watches systemd by bus signal, the invocation's journal, the listening sockets and HTTP at the same time. Nothing is
     changed.
+  - Where the unit has a supervisor that gates its own start, that verdict is taken and nothing is gated twice;
+    O(requests), O(min_accept_length) and O(generation_timeout) then are the unit's, not these.
 options:
   unit:
     description: The systemd unit; C(.service) may be left out.
