@@ -33,17 +33,16 @@ GRACE = 60.0  # s beyond the limit of a phase until systemd ends the start by it
 NO_LIMIT = 3600.0  # s, again and again, for a phase without a limit
 TOLD_BEFORE_KILL = 1.0  # s a verdict stands before the unit is ended, for those who read it from the runtime directory
 PROBE_BLOCKS = 2  # drafter blocks of a probe: one would never be verified
+ADDRESS = ""
 # Work done for users: a decode step, or an answer that was completed.
 _LIFE = re.compile(r'^Decode batch\b|"POST /\S* HTTP/[\d.]+" 200')
 
 
 def notify(*assignments: str) -> bool:
-    """Tell systemd (sd_notify(3)): one datagram to NOTIFY_SOCKET."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
+    """Tell systemd (sd_notify(3)): one datagram to NOTIFY_SOCKET, as `main` found it."""
+    if not ADDRESS:
         return False
-    if address.startswith("@"):
-        address = "\0" + address[1:]
+    address = "\0" + ADDRESS[1:] if ADDRESS.startswith("@") else ADDRESS
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(5)
@@ -338,6 +337,9 @@ def baseline(instance: str, root: str) -> dict[str, float]:
 
 def main(arguments: list[str]) -> int:
     """Watch the engine of this unit until it ends."""
+    global ADDRESS
+    # Out of the environment: journalctl and systemctl, our children, would speak there too (ERRNO=).
+    ADDRESS = os.environ.pop("NOTIFY_SOCKET", "")
     params = parameters(dict(zip(arguments[::2], arguments[1::2])), dict(os.environ))
     unit = units.full_name(params["unit"])
 

@@ -71,7 +71,7 @@ def systemd(tmp_path, monkeypatch):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.bind(str(tmp_path / "notify"))
     sock.setblocking(False)
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setattr(prober, "ADDRESS", str(tmp_path / "notify"))
 
     def arrived():
         found = []
