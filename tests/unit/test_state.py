@@ -462,7 +462,8 @@ def test_a_start_that_only_the_supervisor_gated_serves(tmp_path: Path, monkeypat
     assert state.read_instance(layout, "main", [again])["condition"] == "starting"
     verdict.write(path, {"invocation_id": "d" * 32, "outcome": None})
     assert state.read_instance(layout, "main", [again])["condition"] == "starting"
-    verdict.write(path, {"invocation_id": "d" * 32, "outcome": "ready", "seconds": 9.5, "smoke": {"accept_length": 3.2}})
+    ready = {"outcome": "ready", "seconds": 9.5, "smoke": {"accept_length": 3.2}}
+    verdict.write(path, {"invocation_id": "d" * 32, **ready})
     found = state.read_instance(layout, "main", [again])
     assert found["serving"] is True
     assert (found["ready"]["seconds"], found["ready"]["accept_length"]) == (9.5, 3.2)

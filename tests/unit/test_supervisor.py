@@ -102,5 +102,5 @@ def test_where_systemd_listens_a_prober_speaks_and_the_engine_cannot(installed, 
 
 
 def test_without_systemd_there_is_no_prober(installed):
-    process, out, err = run(installed, "--unit", "sglang-nobody-ep8.service", "--port", "0")
+    process, _, err = run(installed, "--unit", "sglang-nobody-ep8.service", "--port", "0")
     assert (process.returncode, err) == (0, "")
