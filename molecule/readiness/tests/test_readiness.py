@@ -10,7 +10,7 @@ import engine
 import starts
 
 UNIT = starts.UNIT
-SETTINGS = f"@{controller.ROOT}/molecule/readiness/settings.yml"
+SETTINGS = f"@{controller.ROOT}/molecule/readiness/vars/settings.yml"
 
 
 def name_of(host):
