@@ -563,6 +563,10 @@ class Watch:
         same = self.state["InvocationID"] in ("", self.invocation)
         if not same or not exited or exited > noticed:
             exited = 0.0
+        if self.state["JobType"] in ("stop", "restart", "try-restart") and self.state["Result"] in ("success", ""):
+            # Nothing has failed, and the job that ends it still runs (ExecStopPost= takes its time). A load dies of its
+            # SIGTERM so fast that no other state is seen.
+            self.saw_stop = True
         if self.saw_stop and not restarted:
             self._finish("stopped", now, why=f"{self.unit} was stopped while it was awaited")
             return

@@ -862,3 +862,14 @@ def test_where_the_prober_is_dead_the_wait_gates_itself(host, supervised):
     with FakeServer() as server:
         assert wait(server)["outcome"] == "ready"
         assert "/generate" in server.paths()
+
+
+def test_a_load_that_dies_of_its_stop_at_once_was_stopped(host, supervised):
+    host.start()
+    host.change(ActiveState="activating", SubState="start")
+    supervised(None)
+    stop = {"Job": 7, "JobType": "stop", "Result": "success", "SubState": "stop-post"}
+    host.after(0.2, host.die, state="deactivating", **stop)
+    diagnose = Diagnosis("starting", "none")
+    assert wait(None, diagnose)["outcome"] == "stopped"
+    assert diagnose.asked == []

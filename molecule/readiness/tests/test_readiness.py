@@ -87,7 +87,7 @@ def test_a_crash_that_stays_is_reported_and_not_tried_again(host):
     known = starts.reports(host)
     starts.set_pace(host, {"kind": "weights_corrupt"})
     # Starts are limited, and each test above has made some.
-    engine.sudo(host, f"systemctl reset-failed {UNIT} || true")
+    engine.sudo(host, f"systemctl stop {UNIT}; systemctl reset-failed {UNIT} || true")
     begun = engine.as_root(host, f"systemctl start {UNIT}")
     assert begun.rc != 0
     engine.sudo(host, f"timeout 30 sh -c 'until systemctl is-failed -q {UNIT}; do sleep 0.2; done'")
