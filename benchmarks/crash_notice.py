@@ -63,7 +63,8 @@ sys.path.insert(0, package)
 from dflash_fleet import diagnosis, journal, remedies, watch
 
 PARAMS = {"unit": unit, "host": "127.0.0.1", "port": 39999, "served_model_name": "", "api_key": None, "drafter": True,
-          "block_size": 8, "cuda_graph": True, "ranks": 8, "engine": "sglang", "engine_version": "0.5.20", "in_effect": {},
+          "block_size": 8, "cuda_graph": True, "ranks": 8, "engine": "sglang", "engine_version": "0.5.20",
+          "in_effect": {},
           "invocation_id": None, "timeout": 60, "stall": {}, "settle": 0, "requests": 4, "generation_timeout": 60,
           "min_accept_length": 1.1, "poll": "until", "slice": 0, "resume": None, "baseline": {}}
 
