@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -563,9 +564,11 @@ class Watch:
         same = self.state["InvocationID"] in ("", self.invocation)
         if not same or not exited or exited > noticed:
             exited = 0.0
-        if self.state["JobType"] in ("stop", "restart", "try-restart") and self.state["Result"] in ("success", ""):
-            # Nothing has failed, and the job that ends it still runs (ExecStopPost= takes its time). A load dies of its
-            # SIGTERM so fast that no other state is seen.
+        state = self.state
+        asked = state["JobType"] in ("stop", "restart", "try-restart")
+        terminated = (state["ExecMainCode"], state["ExecMainStatus"]) == (os.CLD_KILLED, signal.SIGTERM)
+        if state["Result"] in ("success", "") and (asked or terminated) and state["InvocationID"] == self.invocation:
+            # Nothing has failed. A load dies of its SIGTERM so fast that no state in between need be seen.
             self.saw_stop = True
         if self.saw_stop and not restarted:
             self._finish("stopped", now, why=f"{self.unit} was stopped while it was awaited")

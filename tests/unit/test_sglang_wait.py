@@ -864,11 +864,12 @@ def test_where_the_prober_is_dead_the_wait_gates_itself(host, supervised):
         assert "/generate" in server.paths()
 
 
-def test_a_load_that_dies_of_its_stop_at_once_was_stopped(host, supervised):
+@pytest.mark.parametrize("seen", [{"Job": 7, "JobType": "stop"}, {"ExecMainCode": 2, "ExecMainStatus": 15}])
+def test_a_load_that_dies_of_its_stop_at_once_was_stopped(host, supervised, seen):
     host.start()
     host.change(ActiveState="activating", SubState="start")
     supervised(None)
-    stop = {"Job": 7, "JobType": "stop", "Result": "success", "SubState": "stop-post"}
+    stop = {"Result": "success", "SubState": "stop-post", **seen}
     host.after(0.2, host.die, state="deactivating", **stop)
     diagnose = Diagnosis("starting", "none")
     assert wait(None, diagnose)["outcome"] == "stopped"
