@@ -207,7 +207,7 @@ def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any]) ->
 def degraded_text(attempts: Sequence[Attempt], host: str, remedy: Mapping[str, Any] | None) -> list[str]:
     """Loudly: what a degraded instance gives up, and what would give it back."""
     last = attempts[-1]
-    crash = next((item["crash"] for item in attempts if item["crash"]), {})
+    crash: dict[str, Any] = next((item["crash"] for item in attempts if item["crash"]), {})
     lines = [f"{host}: {last['unit']} serves DEGRADED with {settings(last['overrides'])}."]
     taken = [item for item in crash.get("remedies") or [] if item["id"] in last["remedies"]]
     costs = [str(item["cost"]) for item in taken if item.get("cost")]
