@@ -46,7 +46,9 @@ os.replace("{DIED}.new", "{DIED}")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-UNIT_TEXT = f"""[Service]
+UNIT_TEXT = f"""[Unit]
+StartLimitIntervalSec=0
+[Service]
 Type=notify
 NotifyAccess=all
 Environment=EXTRA=%s
@@ -100,11 +102,11 @@ for number in range(count):
     subprocess.run(["systemctl", "restart", "--no-block", unit], check=True)
     result = watch.Watch({**PARAMS, "since_monotonic": since}, diagnose, lambda cause: []).run()
     back = time.monotonic()
+    assert result["outcome"] == "crashed", result
     at = float(open(died).read())
     reader.join(5)
     follow.kill()
     follow.wait()
-    assert result["outcome"] == "crashed", result
     rows.append({"notice": result["timings"]["notice_ms"], "diagnosis": result["timings"]["diagnosis_ms"],
                  "return": (back - at) * 1000, "follow": (seen[0] - at) * 1000 if seen else None})
 print(json.dumps(rows))
