@@ -371,7 +371,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
     restart = not (in_place and runs)
     links = host.links(wanted)
-    boot = not host.layout.boot_link(host.unit).is_symlink()  # made when the gate has passed, see state=good
+    boot = not host.layout.boot_link(host.unit).is_symlink()  # made when a start has passed its gate
     changed = restart or new or bool(links) or boot
     outdated = host.prunable(wanted)
     running = host.running(f"sglang-{host.name}-*.service") if others else set()
@@ -408,6 +408,10 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         for link, target in links:
             host.point(link, target)
         result["invocation_id"] = before["InvocationID"]
+        ready = states.read_state(host.layout.ready(host.name)) or {}
+        # A start that has passed its gate is not gated again for a lost link; one that has not is enabled when it has.
+        if boot and before["InvocationID"] and ready.get("invocation_id") == before["InvocationID"]:
+            host.systemctl("enable", host.unit)
     module.exit_json(**result)
 
 
