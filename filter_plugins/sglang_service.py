@@ -61,4 +61,6 @@ class FilterModule:
             "sglang_summary_unchanged": ladder.summary_unchanged,
             "sglang_unwanted": removal.unwanted,
             "sglang_unit_quote": ladder.unit_quote,
+            "sglang_unit_word": profiles.systemd_word,
+            "sglang_watchdog": ladder.watchdog_seconds,
         }

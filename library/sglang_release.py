@@ -316,12 +316,17 @@ class Switch:
         self.systemctl("restart", "--no-block", self.unit)
         # systemd names the new invocation once the old engine has left, and the unit limits how long that may take.
         deadline = time.monotonic() + START_LIMIT
+        again = 3
         while time.monotonic() < deadline:
             now = self.show(self.unit)
             if now["InvocationID"] not in ("", before):
                 return now["InvocationID"]
             if now["ActiveState"] == "failed":
-                return now["InvocationID"]
+                if not again:
+                    return now["InvocationID"]
+                # The host's reporter may have ended the restarts of the crash before, a moment after ours was queued.
+                again -= 1
+                self.systemctl("restart", "--no-block", self.unit)
             time.sleep(0.05)
         self.module.fail_json(
             msg=f"{self.unit} was not started within {START_LIMIT} s: the engine before it does not leave "
@@ -366,7 +371,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
     restart = not (in_place and runs)
     links = host.links(wanted)
-    boot = not host.layout.boot_link(host.unit).is_symlink()  # made when the gate has passed, see state=good
+    boot = not host.layout.boot_link(host.unit).is_symlink()  # made when a start has passed its gate
     changed = restart or new or bool(links) or boot
     outdated = host.prunable(wanted)
     running = host.running(f"sglang-{host.name}-*.service") if others else set()
@@ -403,6 +408,10 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         for link, target in links:
             host.point(link, target)
         result["invocation_id"] = before["InvocationID"]
+        ready = states.read_state(host.layout.ready(host.name)) or {}
+        # A start that has passed its gate is not gated again for a lost link; one that has not is enabled when it has.
+        if boot and before["InvocationID"] and ready.get("invocation_id") == before["InvocationID"]:
+            host.systemctl("enable", host.unit)
     module.exit_json(**result)
 
 

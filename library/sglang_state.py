@@ -153,8 +153,10 @@ state:
       description:
         - By name, C(current) (release id or null), C(release) (its release.json), C(releases) (ids kept), C(units),
           C(unit) (the one that stands for the instance), C(since), C(ready) (state/ready.json), C(last_good),
-          C(rungs), C(last_starts) (three at most, newest last), C(last_report), C(serving) (the unit is active and
-          its invocation is the one that passed its gate), C(degraded) (and a fallback is in effect), and C(condition)
+          C(rungs), C(last_starts) (three at most, newest last), C(last_report), C(report) (what the newest report of
+          the host's own reporter says), C(gate) (the supervisor's verdict, gate.json), C(serving) (the unit is active
+          and its invocation is the one that passed its gate, whoever gated it), C(degraded) (and a fallback is in
+          effect), and C(condition)
           which is one of serving, degraded, starting, restarting, stopping, failed, stopped, absent.
         - With O(progress), one that is starting also has C(progress) (C(phase), C(percent), C(ranks_done), C(ranks),
           C(phases) with their seconds).

@@ -10,7 +10,8 @@ module: sglang_support
 short_description: Install the supervisor that units start their engine with
 version_added: "0.1.0"
 description:
-  - Writes C(supervisor.py) and the parts of the package C(dflash_fleet) that it needs to
+  - Writes C(supervisor.py) (with its prober and the reporter of crashes) and the parts of the package C(dflash_fleet)
+    that they need to
     C(/usr/local/lib/dflash-fleet/<version>/). The module carries them as its own imports, so one call is enough.
   - Files are replaced whole, and only where they differ. A running engine has long replaced its supervisor.
 options:
@@ -69,12 +70,39 @@ from ansible.module_utils import dflash_fleet
 from ansible.module_utils.basic import AnsibleModule
 
 # Imported so that Ansible sends them along; their text is what gets installed.
-from ansible.module_utils.dflash_fleet import redacting_logs, supervisor
+from ansible.module_utils.dflash_fleet import (
+    causes,
+    diagnosis,
+    gate,
+    journal,
+    ladder,
+    own_log,
+    phases,
+    prober,
+    redact,
+    redacting_logs,
+    release,
+    release_options,
+    releases,
+    remedies,
+    reports,
+    runfacts,
+    state,
+    supervisor,
+    tracebacks,
+    units,
+    verdict,
+    watch,
+)
 
+PARTS = (
+    causes, diagnosis, gate, journal, ladder, own_log, phases, prober, redact, redacting_logs, release, release_options,
+    releases, remedies, reports, runfacts, state, tracebacks, units, verdict, watch,
+)  # fmt: skip
 FILES = {
     "supervisor.py": supervisor,
     "dflash_fleet/__init__.py": dflash_fleet,
-    "dflash_fleet/redacting_logs.py": redacting_logs,
+    **{f"dflash_fleet/{part.__name__.rpartition('.')[2]}.py": part for part in PARTS},
 }
 
 

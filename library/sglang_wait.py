@@ -13,6 +13,8 @@ description:
     requests with at least eight drafter blocks each. Log lines, C(/v1/models) and C(/health) are not believed.
   - Watches systemd by bus signal, the invocation's journal, the listening sockets and HTTP at the same time. Nothing is
     changed.
+  - Where the unit has a supervisor that gates its own start, that verdict is taken and nothing is gated twice;
+    O(requests), O(min_accept_length) and O(generation_timeout) then are the unit's, not these.
 options:
   unit:
     description: The systemd unit; C(.service) may be left out.
@@ -224,11 +226,11 @@ from ansible.module_utils.dflash_fleet import diagnosis, journal, remedies, runf
 
 
 def _read_all(unit, invocation, ended):
-    """The invocation's journal; of an ended one with systemd's closing line, where it comes within half a second."""
+    """The invocation's journal; of an ended one with systemd's line about it, where that comes within half a second."""
     deadline = time.monotonic() + (0.5 if ended else 0)
     while True:
         collected = journal.read_invocation(unit, invocation)
-        closed = any(journal.is_end(entry) for entry in collected.entries[-100:])
+        closed = any(journal.is_exit(entry) for entry in collected.entries[-100:])
         if closed or time.monotonic() >= deadline:
             return collected
         time.sleep(0.02)

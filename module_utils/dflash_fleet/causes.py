@@ -47,10 +47,26 @@ class Cause:
     summary: str
     meaning: str
     kind: str  # graphs, memory, gpu, driver, native, nccl, packages, drafter, weights, arguments, host, liveness, other
+    heals: bool = True  # another start of the same unit may work; false: systemd would only load in vain
+
+
+# Causes that lie in the unit's own text or files. What depends on other processes, the hardware's mood or the network heals;
+# so may what a first request brings about, since it need not come again.
+_STAYS = frozenset(
+    (
+        "cuda_home_invalid", "cuda_toolkit_missing", "cuda_toolkit_too_old", "driver_too_old",
+        "driver_library_mismatch", "unsupported_gpu_architecture", "gpu_oom_weights", "kv_pool_too_small",
+        "hicache_host_memory", "triton_ptxas_mismatch", "missing_system_library", "package_mismatch",
+        "speculative_unsupported_model", "speculative_version_mismatch", "speculative_missing_draft_path",
+        "speculative_disaggregation_unsupported", "drafter_mismatch", "weights_corrupt", "missing_model_file",
+        "trust_remote_code_required", "hf_auth_gated", "hf_not_found", "unknown_argument", "unsupported_flag_combination",
+        "executable_missing", "permission_denied",
+    )
+)  # fmt: skip
 
 
 def _table(*rows: tuple[str, str, str, str]) -> dict[str, Cause]:
-    return {name: Cause(name, summary, meaning, kind) for kind, name, summary, meaning in rows}
+    return {name: Cause(name, summary, meaning, kind, name not in _STAYS) for kind, name, summary, meaning in rows}
 
 
 CAUSES: dict[str, Cause] = _table(

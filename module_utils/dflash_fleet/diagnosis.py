@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import causes, journal, tracebacks
+from . import causes, journal, own_log, tracebacks
 from .redact import redact, redact_all
 from .remedies import remedies_for
 from .tracebacks import Frame, Line, Link, Piece, Prefix, Report
@@ -522,7 +522,7 @@ def _read_systemd(analysis: Analysis) -> None:
             analysis.oomd = True
         elif "start operation timed out" in text or "Start operation timed out" in text:
             analysis.start_timeout = True
-        elif re.search(r"Watchdog timeout \(limit", text):
+        elif re.search(r"Watchdog (?:timeout \(limit|request \(last status)", text):
             analysis.systemd_watchdog = True
         elif (
             message_id == journal.MSG_SPAWN_FAILED
@@ -1730,7 +1730,8 @@ def diagnose(
     version = str(engine_version or effect.get("sglang_version") or "") or None
     if version:
         version = version.split("+")[0]
-    records = [_record(index, entry) for index, entry in enumerate(_ordered(entries))]
+    evidence = (entry for entry in entries if entry.get("SYSLOG_IDENTIFIER") != own_log.IDENTIFIER)
+    records = [_record(index, entry) for index, entry in enumerate(_ordered(evidence))]
     given = [_record(index, entry) for index, entry in enumerate(_ordered(kernel_entries or ()))]
     analysis = Analysis(unit, version, effect)
     analysis.gaps += [str(gap) for gap in gaps]

@@ -211,6 +211,16 @@ def is_end(entry: Mapping[str, Any]) -> bool:
     )
 
 
+def is_exit(entry: Mapping[str, Any]) -> bool:
+    """PID 1 says how the main process of the unit ended; its word about the whole unit may come much later."""
+    message_id = first(entry, "MESSAGE_ID")
+    if message_id:
+        return message_id in (MSG_PROCESS_EXIT, *ENDED_IDS)
+    return is_end(entry) or (
+        first(entry, "_PID") == "1" and ": Main process exited, code=" in first(entry, "MESSAGE")
+    )
+
+
 def unit_name(name: str) -> str:
     """`sglang-main-ep8` -> `sglang-main-ep8.service`."""
     return (

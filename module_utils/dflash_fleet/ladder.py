@@ -6,6 +6,7 @@ functions here need; the ladder itself is `sglang_fallbacks`, a list of remedy i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -242,3 +243,27 @@ def unit_quote(assignment: str) -> str:
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t")):
         text = text.replace(plain, escaped)
     return f'"{text}"'
+
+
+def watchdog_seconds(resolved: Mapping[str, Any], wanted: Any = "auto") -> int:
+    """WatchdogSec= of a unit: longer than SGLang's own watchdog takes (up to 1.5 times its limit); 0 switches it off.
+
+    SGLang's default limit is 300 s (server_args.py, `watchdog_timeout`).
+    """
+    word = str(wanted).strip().lower()
+    if word in ("off", "false", "0"):
+        return 0
+    own = 300.0
+    for flag, value in resolved.get("options") or []:
+        if flag == "--watchdog-timeout":
+            with contextlib.suppress(TypeError, ValueError):
+                own = float(value[0] if isinstance(value, (list, tuple)) else value)
+    least = int(1.5 * own) + max(5, int(own) // 5)
+    if word in ("auto", ""):
+        return least
+    if not word.isdigit() or int(word) <= 1.5 * own:
+        raise ValueError(
+            f"sglang_service_watchdog_seconds is {wanted}; write auto, off, or more than {1.5 * own:g} seconds, so "
+            f"that the engine's own watchdog (--watchdog-timeout {own:g}) can dump its stacks first"
+        )
+    return int(word)

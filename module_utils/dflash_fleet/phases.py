@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from . import own_log
+
 PHASES = ("launch", "dist_init", "weights", "kv_cache", "graph_capture", "warmup", "serving", "stopping")
 _ORDER = {name: index for index, name in enumerate(PHASES)}
 
@@ -163,6 +165,8 @@ class PhaseTracker:
         rank, text = rank_of(line, entry)
         if entry.get("_PID") == "1" or entry.get("_SYSTEMD_UNIT") == "init.scope":
             return False  # systemd's own words about the unit
+        if entry.get("SYSLOG_IDENTIFIER") == own_log.IDENTIFIER:
+            return False  # ours
         if _FATAL.search(text) and self.fatal is None:
             self.fatal, self.fatal_at = text.splitlines()[0][:300], when
         if _GRAPH_OFF.match(text):

@@ -522,7 +522,7 @@ def read_current(layout: Layout, name: str) -> str | None:
 
 def read_last_report(layout: Layout, name: str) -> str | None:
     """The newest report's path (their names are times)."""
-    names = list_dirs(layout.reports(name))
+    names = [entry for entry in list_dirs(layout.reports(name)) if not entry.startswith(".")]
     return str(layout.reports(name) / names[-1]) if names else None
 
 
@@ -533,16 +533,28 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
     ready = read_state(layout.ready(name))
     rungs = read_state(layout.rungs(name))
     last_starts = read_starts(layout.starts(name))
+    from . import reports, verdict  # they stand on this module
+
+    gate = verdict.read(verdict.path_of(name))
+    begun = main_unit({"units": units, "release": release})
+    if begun and (ready or {}).get("invocation_id") != begun["invocation_id"]:
+        # A start that no Ansible watched (a reboot, a restart at night): the supervisor's gate has.
+        own = verdict.ready_record(gate, begun["invocation_id"])
+        if own is not None:
+            overrides = (release or {}).get("overrides")
+            ready = {**own, "release_id": current, "degraded": bool(overrides)}
     facts = {
         "current": current,
         "release": release,
         "releases": [release for release in list_dirs(layout.releases(name)) if not release.startswith(".")],
         "units": units,
         "ready": ready,
+        "gate": gate,
         "last_good": read_state(layout.last_good(name)),
         "rungs": (rungs or {}).get("rungs", []),
         "last_starts": last_starts,
         "last_report": read_last_report(layout, name),
+        "report": reports.read_last(layout.reports(name)),
     }
     facts.update(condition(facts))
     return facts

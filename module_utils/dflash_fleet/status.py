@@ -81,6 +81,11 @@ def instance_row(host: str, name: str, facts: Mapping[str, Any]) -> dict[str, An
 
 def last_cause(facts: Mapping[str, Any]) -> str | None:
     """Why the newest start that failed did so; a rung remembers it longer than the last three starts."""
+    starts = facts.get("last_starts") or []
+    report = facts.get("report") or {}
+    newest = max((str(start.get("ended_at") or "") for start in starts), default="")
+    if report.get("cause") and str(report.get("at") or "") >= newest:
+        return str(report["cause"])  # the host's own reporter saw what no deployment watched
     for start in reversed(facts.get("last_starts") or []):
         if start.get("cause") and start["cause"] != "none":
             return str(start["cause"])
@@ -104,8 +109,11 @@ def note(facts: Mapping[str, Any], unit: Mapping[str, Any] | None) -> str:
             parts.append(f"see {facts['last_report']}")
         else:
             parts.append("run playbooks/diagnose.yml")
+        if (facts.get("report") or {}).get("restarts_ended"):
+            parts.append("not started again: this does not heal by itself")
     elif condition == "restarting":
-        parts.append("systemd starts it again after a crash: run playbooks/diagnose.yml")
+        parts.append(f"systemd starts it again after a crash: see {facts['last_report']}" if facts.get("last_report")
+                     else "systemd starts it again after a crash: run playbooks/diagnose.yml")
     elif condition == "stopped" and unit and unit["enabled"] == "enabled":
         parts.append("starts at the next boot")
     if unit and unit["need_daemon_reload"]:

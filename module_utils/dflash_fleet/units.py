@@ -423,6 +423,17 @@ def show(unit: str, timeout: float = 10.0) -> dict[str, Any]:
         raise BusError(f"systemctl: {error}") from error
 
 
+def runtime_directory(unit: str, timeout: float = 10.0) -> str:
+    """The unit's first RuntimeDirectory= as a path, or '' without one."""
+    command = ["systemctl", "show", "--property=RuntimeDirectory", "--value", "--", unit]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    names = done.stdout.split()
+    return f"/run/{names[0]}" if names else ""
+
+
 # --- control groups --------------------------------------------------------------------------------------------------
 
 
@@ -536,6 +547,19 @@ def activity(pids: Iterable[int], proc: str = "/proc") -> int:
         except (OSError, ValueError):
             continue  # another user's process
     return total
+
+
+def session(pids: Iterable[int], leader: int, proc: str = "/proc") -> set[int]:
+    """Those of `pids` that belong to the session of `leader` (setsid(2)), itself among them."""
+    found = set()
+    for pid in pids if leader > 0 else ():
+        try:
+            with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as handle:
+                if int(handle.read().rpartition(")")[2].split()[3]) == leader:
+                    found.add(pid)
+        except (OSError, IndexError, ValueError):
+            continue
+    return found
 
 
 _PIDFD_GETFD = 438  # the same number on every architecture; Linux 5.6

@@ -13,13 +13,14 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import gate, phases, units
+from . import gate, own_log, phases, units, verdict
 
 TICK = 0.25  # s between looks at the listening sockets and the workers; both are reads of /proc
 PROBE_INTERVAL = 1.0  # s between HTTP probes, and only once the port listens
@@ -31,7 +32,7 @@ START_GRACE = 15.0  # s for a start that was asked for to show up as a job or an
 FLUSH_AFTER = 2.0  # s of silence in a phase with a progress bar before its bar is fetched
 GATE_ATTEMPTS = 3  # an answer of 5xx during the very first request may pass; a third one does not
 GATE_PAUSE = 2.0  # s between two such attempts
-_FIELDS = "MESSAGE,_PID,_CMDLINE,_SYSTEMD_UNIT"
+_FIELDS = "MESSAGE,_PID,_CMDLINE,_SYSTEMD_UNIT,SYSLOG_IDENTIFIER"
 _TOLD = frozenset(("ActiveState", "SubState", "Result", "MainPID"))  # properties whose signals carry the value
 _TAIL = 300  # lines of a long-running unit looked at after its start has been read
 
@@ -97,7 +98,9 @@ class Follower:
 
     def follow(self) -> None:
         try:
-            self._child = self._start(self._command("--follow", "--lines=all"))
+            # --follow alone means this boot, by /proc's boot id: in a container's unit with ProtectProc= that is the
+            # machine's, and journald's is the container's. --merge takes every boot.
+            self._child = self._start(self._command("--follow", "--merge", "--lines=all"))
         except OSError:
             self._child = None
             return
@@ -265,7 +268,11 @@ class Watch:
 
     `diagnose(invocation, ended)` returns a journal_crash result (`ended`: systemd has said, or is about to say, that
     the invocation is over) and hands the entries it reads to `late`; `remedies(cause)` returns a list of remedies.
+
+    Where the unit has a supervisor, its verdict is taken and nothing is gated twice; one without is gated here.
     """
+
+    supervised = True  # look for a supervisor's verdict
 
     def __init__(
         self,
@@ -320,6 +327,8 @@ class Watch:
         self.can_flush = True
         self.last_entry = now
         self.since = float(params.get("since_monotonic") or 0.0)
+        self.verdict_path: str | None = None
+        self.prober_pid = 0  # of the supervisor's prober
 
     # life
 
@@ -342,6 +351,9 @@ class Watch:
         self._refresh()
         if self.state["LoadState"] == "not-found" and not self.check_mode:
             raise units.BusError(f"unit {self.unit} does not exist on this host")
+        if self.supervised and self.state["Type"] == "notify":
+            folder = units.runtime_directory(self.unit)
+            self.verdict_path = f"{folder}/{verdict.NAME}" if folder else None
 
     def _close(self) -> None:
         if self.prober is not None:
@@ -384,6 +396,8 @@ class Watch:
                 self._refresh()
                 self.next_look = now + 1.0
                 self._judge_state(now)
+            if self.result is None and self.invocation:
+                self._take_verdict(now)
             if self.result is None and self.invocation:
                 self._look(now)
         if self.result is None:
@@ -520,12 +534,42 @@ class Watch:
         with contextlib.suppress(OSError, AttributeError):
             self.main_fd = (pid, os.pidfd_open(pid))
 
+    def _take_verdict(self, now: float) -> None:
+        """The supervisor's answer about this invocation, where there is one."""
+        if self.verdict_path is None or self.ready_at is not None:
+            return
+        found = verdict.read(self.verdict_path, self.invocation)
+        if found is None:
+            return
+        self.prober_pid = int(found.get("pid") or 0)
+        if found.get("outcome") == "ready":
+            self.ready_at = min(now, float(found.get("ready_monotonic") or now))
+            self.smoke = found.get("smoke")
+            self.tracker.enter("serving", self.ready_at)
+        elif found.get("outcome") and not self.saw_stop:
+            self.holder = found.get("holder")
+            self._drain_journal()
+            self._finish(found["outcome"], now, why=str(found.get("reason") or ""), crash=found.get("crash"))
+
+    def _supervisor_lives(self) -> bool:
+        return self.prober_pid > 0 and units.alive(self.prober_pid)
+
     def _ended(self, now: float, restarted: bool = False) -> None:
         noticed = time.monotonic()
+        if not self.saw_stop:
+            self._take_verdict(now)  # it has ended the unit for a reason that no log shows
+            if self.result is not None:
+                return
         exited = self.state["ExecMainExitTimestampMonotonic"] / 1e6
         same = self.state["InvocationID"] in ("", self.invocation)
         if not same or not exited or exited > noticed:
             exited = 0.0
+        state = self.state
+        asked = state["JobType"] in ("stop", "restart", "try-restart")
+        terminated = (state["ExecMainCode"], state["ExecMainStatus"]) == (os.CLD_KILLED, signal.SIGTERM)
+        if state["Result"] in ("success", "") and (asked or terminated) and state["InvocationID"] == self.invocation:
+            # Nothing has failed. A load dies of its SIGTERM so fast that no state in between need be seen.
+            self.saw_stop = True
         if self.saw_stop and not restarted:
             self._finish("stopped", now, why=f"{self.unit} was stopped while it was awaited")
             return
@@ -567,6 +611,8 @@ class Watch:
                 self.tracker.feed(entry)
 
     def _entry(self, entry: dict[str, Any]) -> None:
+        if entry.get("SYSLOG_IDENTIFIER") == own_log.IDENTIFIER:
+            return
         self.tracker.feed(entry)
         self.last_entry = time.monotonic()
         if self.prober is not None and self.tracker.phase == "serving":
@@ -581,7 +627,8 @@ class Watch:
         pids = units.cgroup_pids(group)
         if now >= self.next_activity:
             self.next_activity = now + 1.0
-            self.tracker.alive(units.activity(pids), now)
+            # The prober works too, and its work is no progress of the engine.
+            self.tracker.alive(units.activity(pids - units.session(pids, self.prober_pid)), now)
             self._fetch_bar(now)
         for pid, title in units.engine_workers(pids - set(self.workers)).items():
             if pid == self.state["MainPID"] or not units.alive(pid):
@@ -600,8 +647,11 @@ class Watch:
         """Bars end in no newline until they are full, and journald keeps them back until then."""
         barred = self.tracker.phase in ("weights", "graph_capture") and now - self.last_entry >= FLUSH_AFTER
         if self.can_flush and barred and self.main_fd is not None and not self.check_mode:
-            self.can_flush = units.flush_log_stream(self.main_fd[1])
+            self.can_flush = self._flush_bar()
             self.last_entry = now
+
+    def _flush_bar(self) -> bool:
+        return self.main_fd is not None and units.flush_log_stream(self.main_fd[1])
 
     def _worker_died(self, pid: int, now: float) -> None:
         title, fd = self.workers.pop(pid)
@@ -629,6 +679,7 @@ class Watch:
 
     def _look_at_port(self, now: float, group: str) -> None:
         if self.listening:
+            self._begin_gate()
             return
         if gate.listener_for(self.params["host"], self.params["port"]) is None:
             self.foreign_since = None
@@ -650,11 +701,16 @@ class Watch:
         self.foreign_since, self.holder = None, None
         self.listening = True
         self.tracker.enter("warmup", now)
-        if self.ready_at is None:
-            self.prober = Prober(self.params, generate=not self.check_mode)
-            if self.tracker.phase == "serving":
-                self.prober.says_up.set()
-            self.prober.start()
+        self._begin_gate()
+
+    def _begin_gate(self) -> None:
+        """Gate here, unless it has been done, or the unit's own prober is about to do it."""
+        if self.ready_at is not None or self.prober is not None or self._supervisor_lives():
+            return
+        self.prober = Prober(self.params, generate=not self.check_mode)
+        if self.tracker.phase == "serving":
+            self.prober.says_up.set()
+        self.prober.start()
 
     # what HTTP says
 

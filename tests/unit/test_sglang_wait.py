@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 
 import pytest
 import sglang_wait as module
-from ansible.module_utils.dflash_fleet import gate, phases, units, watch
+from ansible.module_utils.dflash_fleet import gate, phases, units, verdict, watch
 from ansible.module_utils.testing import patch_module_args
 from fake_server import FakeServer
 
@@ -785,3 +785,92 @@ def test_module_on_a_unit_that_is_not_there(host):
 
 def test_stall_limits_cover_every_phase():
     assert set(phases.STALL) == set(phases.PHASES)
+
+
+# --- the supervisor's verdict
+
+
+@pytest.fixture
+def supervised(host, tmp_path, monkeypatch):
+    """A unit with a supervisor; returns what writes its verdict."""
+    monkeypatch.setattr(units, "runtime_directory", lambda _unit: str(tmp_path))
+    host.state["Type"] = "notify"
+
+    def say(outcome, pid=None, invocation=ONE, **more):
+        document = {"invocation_id": invocation, "pid": pid or os.getpid(), "outcome": outcome, **more}
+        verdict.write(tmp_path / verdict.NAME, document)
+
+    return say
+
+
+SMOKE = {"requests": 4, "ok": 4, "tokens": 256, "accept_length": 3.1, "tokens_per_second": 80.0}
+
+
+def test_a_verdict_is_taken_and_nothing_is_gated_twice(host, supervised):
+    host.start()
+    supervised(None)
+    serve(host)
+    with FakeServer() as server:
+        host.after(0.4, lambda: supervised("ready", ready_monotonic=time.monotonic(), smoke=SMOKE))
+        result = wait(server)
+        assert server.paths() == []
+    assert (result["outcome"], result["smoke"]) == ("ready", SMOKE)
+    assert result["took"] >= 0.4
+
+
+def test_a_verdict_of_another_invocation_is_none(host, supervised):
+    host.start(TWO)
+    supervised("ready", pid=2**22 + 1, smoke=SMOKE)
+    serve(host)
+    with FakeServer() as server:
+        result = wait(server)
+        assert "/generate" in server.paths()
+    assert result["smoke"]["requests"] == 2
+
+
+def test_what_the_supervisor_ended_is_told_in_its_words(host, supervised):
+    crash = {"verdict": "running", "cause": "drafter_mismatch", "summary": "accept length 1.02", "phase": "warmup"}
+    host.start()
+    host.change(ActiveState="activating", SubState="start")
+    supervised(None)
+    serve(host)
+    host.after(0.3, supervised, "crashed", crash=crash, reason="accept length 1.02")
+    diagnose = Diagnosis()
+    result = wait(None, diagnose)
+    assert (result["outcome"], result["crash"]["cause"], result["reason"]) == (
+        "crashed", "drafter_mismatch", "accept length 1.02",
+    )  # fmt: skip
+    assert diagnose.asked == []
+
+
+def test_a_verdict_that_comes_with_the_end_still_counts(host, supervised):
+    host.start()
+    host.change(ActiveState="activating", SubState="start")
+
+    def end():
+        supervised("hung", crash={"verdict": "hung", "cause": "scheduler_hang", "summary": "s"}, reason="no progress")
+        host.die(state="deactivating", SubState="stop-post", Result="watchdog")
+
+    host.after(0.2, end)
+    assert wait(None)["outcome"] == "hung"
+
+
+def test_where_the_prober_is_dead_the_wait_gates_itself(host, supervised):
+    host.start()
+    supervised(None, pid=2**22 + 1)
+    serve(host)
+    with FakeServer() as server:
+        assert wait(server)["outcome"] == "ready"
+        assert "/generate" in server.paths()
+
+
+@pytest.mark.parametrize("seen", [{"Job": 7, "JobType": "stop"}, {"ExecMainCode": 2, "ExecMainStatus": 15}])
+def test_a_load_that_dies_of_its_stop_at_once_was_stopped(host, supervised, seen):
+    host.start()
+    host.change(ActiveState="activating", SubState="start")
+    supervised(None)
+    stop = {"Result": "success", "SubState": "stop-post", **seen}
+    host.after(0.2, host.die, state="deactivating", **stop)
+    diagnose = Diagnosis("starting", "none")
+    assert wait(None, diagnose)["outcome"] == "stopped"
+    assert diagnose.asked == []

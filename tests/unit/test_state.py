@@ -449,3 +449,21 @@ def test_the_owner_of_the_directory_owns_the_state_file(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     state.write_state(tmp_path / "ready.json", {})
     assert (tmp_path / "ready.json").stat().st_uid == 65534
+
+
+def test_a_start_that_only_the_supervisor_gated_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash_fleet import verdict
+
+    layout = make_host(tmp_path)
+    path = tmp_path / "run" / "gate.json"
+    path.parent.mkdir()
+    monkeypatch.setattr(verdict, "path_of", lambda _name: path)
+    again = unit(invocation_id="d" * 32)
+    assert state.read_instance(layout, "main", [again])["condition"] == "starting"
+    verdict.write(path, {"invocation_id": "d" * 32, "outcome": None})
+    assert state.read_instance(layout, "main", [again])["condition"] == "starting"
+    ready = {"outcome": "ready", "seconds": 9.5, "smoke": {"accept_length": 3.2}}
+    verdict.write(path, {"invocation_id": "d" * 32, **ready})
+    found = state.read_instance(layout, "main", [again])
+    assert found["serving"] is True
+    assert (found["ready"]["seconds"], found["ready"]["accept_length"]) == (9.5, 3.2)

@@ -145,3 +145,14 @@ def test_the_screen_as_data() -> None:
     found = json.loads(json.dumps(status.document({"gpu-01": answer()})))
     assert found["schema"] == 1
     assert found["instances"][0]["since"] == "2026-11-30T00:03:51.123456Z"
+
+
+def test_the_hosts_own_report_explains_what_no_deployment_watched() -> None:
+    report = {"at": "2026-11-30T03:00:00.000000Z", "cause": "weights_corrupt", "restarts_ended": True}
+    older = [{"cause": "gpu_oom", "ended_at": "2026-11-29T03:00:00.000000Z"}]
+    failed = unit(active_state="failed", sub_state="failed", result="signal")
+    row = one(answer(failed, report=report, last_report="/r/1", last_starts=older, ready=None))
+    assert row["last_cause"] == "weights_corrupt"
+    assert row["note"] == "failed (signal); see /r/1; not started again: this does not heal by itself"
+    newer = [{"cause": "gpu_oom", "ended_at": "2026-11-30T04:00:00.000000Z"}]
+    assert one(answer(report=report, last_starts=newer))["last_cause"] == "gpu_oom"

@@ -98,3 +98,25 @@ def test_the_key_is_in_a_private_file_only(installed, tmp_path):
     assert logging_config["version"] == 1
     assert environment["DFLASH_FLEET_REDACT_FILE"] == str(credentials / "api_key")
     assert str(installed.parent) in environment["PYTHONPATH"]
+
+
+def test_where_systemd_listens_a_prober_speaks_and_the_engine_cannot(installed, tmp_path):
+    """The prober finds no such unit here and says so: by the socket, in one line, while the engine has gone its way."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(30)
+        process, out, err = run(
+            installed, "--unit", "sglang-nobody-ep8.service", "--port", "0",
+            NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="1000000", WATCHDOG_PID="1",
+        )  # fmt: skip
+        assert process.returncode == 0, err
+        _, environment, pid = json.loads(out)
+        assert pid == process.pid
+        assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(environment)
+        assert listener.recv(4096).decode().startswith("STATUS=the prober failed (BusError")
+    assert "Traceback" not in err
+
+
+def test_without_systemd_there_is_no_prober(installed):
+    process, _, err = run(installed, "--unit", "sglang-nobody-ep8.service", "--port", "0")
+    assert (process.returncode, err) == (0, "")

@@ -1,0 +1,87 @@
+"""Starts of a unit without Ansible, as systemd sees them. Functions take Testinfra's `host`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import engine
+
+UNIT = "sglang-main-ep8.service"
+REPORTS = f"{engine.ROOT}/main/state/reports"
+
+# Watches on the host itself, so that nothing between two looks over SSH is missed. Prints one JSON object per change.
+WATCHER = """
+import json, subprocess, sys, time
+unit, before, until, seconds, after = json.load(sys.stdin)
+NAMES = ("ActiveState", "SubState", "Result", "NRestarts", "StatusText", "InvocationID", "MainPID")
+def look():
+    shown = subprocess.run(["systemctl", "show", unit, "--property=" + ",".join(NAMES)], capture_output=True, text=True)
+    return dict(line.split("=", 1) for line in shown.stdout.splitlines())
+old = look()["InvocationID"]
+for command in before:
+    subprocess.run(command, shell=True, check=True)
+end, last = time.monotonic() + seconds, None
+while time.monotonic() < end:
+    row = look()
+    if row != last:
+        print(json.dumps({**row, "new": row["InvocationID"] != old}), flush=True)
+        last = row
+    if row["InvocationID"] != old and row["Result"] != "success":
+        for command in after:
+            subprocess.run(command, shell=True, check=True)
+        after = ()
+    if row["InvocationID"] != old and any(all(row[name] == value for name, value in one.items()) for one in until):
+        break
+    time.sleep(0.1)
+"""
+
+
+def pace_command(*failures: dict[str, Any], pace: float = 0.03) -> str:
+    """The command that sets what goes wrong from the next start on, and how fast everything goes."""
+    text = json.dumps({"pace": pace, "failures": list(failures)})
+    return f"printf %s {shlex.quote(text)} > /etc/dflash-fleet/rehearsal.json"
+
+
+def set_pace(host: Any, *failures: dict[str, Any], pace: float = 0.03) -> None:
+    """Set it now."""
+    engine.sudo(host, pace_command(*failures, pace=pace))
+
+
+def watch(
+    host: Any,
+    *until: dict[str, str],
+    before: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
+    seconds: float = 90,
+    unit: str = UNIT,
+) -> list[dict[str, Any]]:
+    """Run commands as root, then follow the unit until a new invocation shows one of `until`; its changes in order.
+
+    `after` are commands for the moment of its first failure.
+    """
+    told = json.dumps([unit, list(before), list(until), seconds, list(after)])
+    text = engine.sudo(host, f"printf %s {shlex.quote(told)} | python3 -c {shlex.quote(WATCHER)}")
+    rows = [json.loads(line) for line in text.splitlines()]
+    last = rows[-1]
+    assert any(all(last[name] == value for name, value in one.items()) for one in until), rows
+    return [row for row in rows if row["new"]]
+
+
+def restart(host: Any, *until: dict[str, str], seconds: float = 90) -> list[dict[str, Any]]:
+    """A fresh start, queued as a person would, without Ansible."""
+    commands = (f"systemctl reset-failed {UNIT}", f"systemctl restart --no-block {UNIT}")
+    return watch(host, *until, before=commands, seconds=seconds)
+
+
+def reports(host: Any) -> list[str]:
+    """Names of the crash reports on the host, oldest first."""
+    return engine.sudo(host, f"ls -1 {REPORTS} 2>/dev/null || true").split()
+
+
+def newest_report(host: Any, known: list[str]) -> dict[str, Any]:
+    """The one report that has come to those known."""
+    added = [name for name in reports(host) if name not in known]
+    assert len(added) == 1, (known, added)
+    return engine.read_json(host, f"{REPORTS}/{added[0]}/report.json")
