@@ -156,7 +156,7 @@ from ansible.module_utils.dflash_fleet import state as states
 
 # Seconds for the engine before to leave; its own limit (TimeoutStopSec=) is far below.
 START_LIMIT = 900
-PROPERTIES = ("ActiveState", "SubState", "InvocationID", "UnitFileState", "LoadState")
+PROPERTIES = ("ActiveState", "SubState", "InvocationID", "UnitFileState", "LoadState", "Job")
 
 
 class Switch:
@@ -321,7 +321,8 @@ class Switch:
             now = self.show(self.unit)
             if now["InvocationID"] not in ("", before):
                 return now["InvocationID"]
-            if now["ActiveState"] == "failed":
+            # An engine that ends by a signal is failed for a moment; our start's job still waits then.
+            if now["ActiveState"] == "failed" and now.get("Job", "0") in ("", "0"):
                 if not again:
                     return now["InvocationID"]
                 # The host's reporter may have ended the restarts of the crash before, a moment after ours was queued.
