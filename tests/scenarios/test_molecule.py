@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 LOGS = ROOT / ".cache" / "scenarios"
 # What every change must pass; all others are the long matrices (make test-faults).
 CORE = ("default", "incident", "real_engine")
-# Takes longer than CI has for the matrices together (five rounds of minutes each); run it with `molecule test -s check_mode`.
+# Longer than what CI has for all matrices together; run by hand: `molecule test -s check_mode`.
 BY_HAND = ("check_mode",)
 ALL = sorted(
     path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml") if path.parent.name not in BY_HAND
