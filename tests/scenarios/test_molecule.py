@@ -16,8 +16,8 @@ BIN = Path(sys.executable).parent
 LOGS = ROOT / ".cache" / "scenarios"
 # What every change must pass; all others are the long matrices (make test-faults).
 CORE = ("default", "incident", "real_engine")
-# Longer than what CI has for all matrices together; run by hand: `molecule test -s check_mode`.
-BY_HAND = ("check_mode",)
+# Longer than what CI has for all matrices together; run by hand: `molecule test -s NAME`.
+BY_HAND = ("check_mode", "readiness_faults")
 ALL = sorted(
     path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml") if path.parent.name not in BY_HAND
 )
