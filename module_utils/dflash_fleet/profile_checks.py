@@ -488,7 +488,7 @@ def check_nodes(request: Mapping[str, Any], profile: str, sharded: int, problems
 
 def check_gpus(request: Mapping[str, Any], needed: int, problems: Problems) -> None:
     gpus = request["gpus"]
-    if not gpus:
+    if gpus is None or gpus == []:
         return
     if (
         not isinstance(gpus, (list, tuple))

@@ -505,8 +505,8 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
         "degraded": any(note.startswith("degraded: ") for note in plan.warnings),
         "nodes": {"count": plan.nodes, "rank": integer(asked["node_rank"]), "address": str(asked["dist_init_addr"])},
         "gpus": 0 if asked["build"] == "cpu" else plan.ranks // plan.nodes,
-        "gpu_ids": [integer(gpu) for gpu in asked["gpus"]],
-        "numa_nodes": [integer(node) for node in asked["numa_nodes"]],
+        "gpu_ids": [integer(gpu) for gpu in asked["gpus"] or []],
+        "numa_nodes": [integer(node) for node in asked["numa_nodes"] or []],
     }
 
 

@@ -230,6 +230,14 @@ NONSENSE = st.one_of(
 )
 
 
+@pytest.mark.parametrize("key", ["gpus", "numa_nodes"])
+@pytest.mark.parametrize("value", [False, 0, "", {}])
+def test_empty_nonsense_is_no_list(key: str, value: Any) -> None:
+    problems = profiles.validate({**GOOD, key: value})
+    assert [name for name, _ in problems] == ["sglang_instances"]
+    assert "is not a list" in problems[0][1]
+
+
 @given(
     st.dictionaries(
         st.sampled_from(sorted(profile_checks.DEFAULTS)),
