@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -793,12 +794,14 @@ def test_a_traceback_has_the_real_frames(start: Any, tmp_path: Path) -> None:
 
 # Refused before any load ------------------------------------------------------------------------------------------
 def refuse(python: Path, arguments: list[str], tmp_path: Path, module: bool = True) -> tuple[int, str]:
-    config = tmp_path / "instant.json"
-    config.write_text(json.dumps(INSTANT))
+    # A file of its own for each call: several run at once, and one must not read what another is still writing.
+    handle, config = tempfile.mkstemp(suffix=".json", dir=tmp_path)
+    with os.fdopen(handle, "w") as out:
+        json.dump(INSTANT, out)
     environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "REHEARSAL_RELEASE")}
     command = [str(python), "-m", "sglang.launch_server"] if module else [str(python.parent / "sglang"), "serve"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=20, check=False,
-                          env={**environ, "DFLASH_REHEARSAL_CONFIG": str(config)})  # fmt: skip
+                          env={**environ, "DFLASH_REHEARSAL_CONFIG": config})  # fmt: skip
     return done.returncode, done.stderr
 
 
