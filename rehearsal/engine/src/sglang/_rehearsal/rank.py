@@ -361,6 +361,8 @@ class Rank:
         return True
 
     def _signal_parent(self) -> None:
+        if any(failure.collateral for failure in self.failures):
+            time.sleep(0.2)  # the other ranks notice before the parent ends them all
         try:
             os.kill(self.parent, signal.SIGQUIT)
         except ProcessLookupError:
