@@ -1,4 +1,4 @@
-"""Filters of playbooks/status.yml and playbooks/preflight.yml: names for pure functions, nothing else."""
+"""Filters of playbooks that look at the whole fleet: names for pure functions, nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import preflight, status
+from ansible.module_utils.dflash_fleet import preflight, rollout, status
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
@@ -28,6 +28,9 @@ class FilterModule:
         """Name to function."""
         return {
             "sglang_of_hosts": of_hosts,
+            "sglang_batches": rollout.batches,
+            "sglang_batches_text": rollout.plan_text,
+            "sglang_failures": rollout.failures,
             "sglang_status": status.document,
             "sglang_status_text": status.text,
             "sglang_preflight": preflight.fleet_report,

@@ -1,0 +1,59 @@
+"""The order of a rollout: who takes a turn when, and what stops it. Pure; `facts` is what Ansible knows of each host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# One host first, then a tenth, a quarter, and all that are left.
+BATCHES = (1, "10%", "25%", "100%")
+
+
+class BatchError(ValueError):
+    """`sglang_rollout_batches` cannot be read; the message says how it is written."""
+
+
+def batches(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Sizes of batches for Ansible's `serial`: the first host's `sglang_rollout_batches`, checked."""
+    wanted = facts[hosts[0]].get("sglang_rollout_batches") if hosts else None
+    return check(BATCHES if wanted is None else wanted)
+
+
+def check(wanted: Any) -> list[Any]:
+    """The list as Ansible's `serial` takes it. BatchError for anything else, and for a share of nothing."""
+    sizes = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
+    for size in sizes:
+        number = str(size).strip().removesuffix("%") if not isinstance(size, bool) else ""
+        if not number.isdigit() or int(number) < 1 or (str(size).endswith("%") and int(number) > 100):
+            raise BatchError(
+                f"sglang_rollout_batches: {size!r} is no batch. Write a list of numbers of hosts and shares, such as "
+                f"{list(BATCHES)}; the last one repeats until every host had its turn."
+            )
+    if not sizes:
+        raise BatchError(f"sglang_rollout_batches is empty. Write a list such as {list(BATCHES)}.")
+    return sizes
+
+
+def failures(hosts: Iterable[str], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Hosts whose turn ended badly."""
+    return [host for host in hosts if facts[host].get("sglang_failure")]
+
+
+def sizes(hosts: int, wanted: Sequence[Any]) -> list[int]:
+    """How many hosts each batch has, as Ansible's `serial` counts: shares of all hosts, one at least, the last repeats."""
+    steps = [max(1, hosts * int(size[:-1]) // 100) if str(size).endswith("%") else int(size) for size in wanted]
+    left, found = hosts, []
+    while left > 0:
+        step = steps[min(len(found), len(steps) - 1)]
+        found.append(min(step, left))
+        left -= found[-1]
+    return found
+
+
+def plan_text(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """`12 hosts in 4 batches of 1, 1, 3, 7; a batch with a failure is the last`."""
+    found = sizes(len(hosts), batches(hosts, facts))
+    if len(found) < 2:
+        return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'} at once"
+    counts = ", ".join(map(str, found))
+    return f"{len(hosts)} hosts in {len(found)} batches of {counts}; a batch with a failure is the last"
