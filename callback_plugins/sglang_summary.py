@@ -69,7 +69,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the table."""
         rows = []
-        ended = sorted(set(stats.dark) | set(stats.failures))
+        ended = sorted(set(stats.dark) | set(stats.failures) | self.waiting(stats))
         for host in sorted(stats.processed):
             lines = (stats.custom.get(host) or {}).get("sglang_summary") or {}
             for instance, line in sorted(lines.items()):
@@ -91,6 +91,12 @@ class CallbackModule(CallbackBase):
             self._display.display(f"\n{host} ({self.addresses.get(host, host)}) was not reached.", color="red")
         if ended:
             self._display.display(f"\nWhen it is mended, this finishes the rest:\n  {self.rerun(ended)}")
+
+    @staticmethod
+    def waiting(stats: Any) -> set[str]:
+        """Hosts whose turn in the rollout did not come."""
+        lines = {host: (stats.custom.get(host) or {}).get("sglang_summary") or {} for host in stats.processed}
+        return {host for host, found in lines.items() if any(line["state"] == "waiting" for line in found.values())}
 
     def rerun(self, hosts: list[str]) -> str:
         """The command of this run for the hosts that did not end well."""

@@ -13,7 +13,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import preflight, rollout, status
+from ansible.module_utils.dflash_fleet import ladder, preflight, rollout, status
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
@@ -31,6 +31,8 @@ class FilterModule:
             "sglang_batches": rollout.batches,
             "sglang_batches_text": rollout.plan_text,
             "sglang_failures": rollout.failures,
+            "sglang_failure_text": rollout.failure_text,
+            "sglang_summary_waiting": ladder.summary_waiting,
             "sglang_status": status.document,
             "sglang_status_text": status.text,
             "sglang_preflight": preflight.fleet_report,

@@ -76,6 +76,12 @@ options:
     description: Releases kept, the current and the last good one among them.
     type: int
     default: 5
+  restart_on_unit_change:
+    description:
+      - Whether a release that runs the very same engine under a changed unit (limits, sandboxing, a newer supervisor)
+        restarts it. If not, the unit is installed and taken at the next start, whoever causes it.
+    type: bool
+    default: true
 attributes:
   check_mode:
     support: full
@@ -123,6 +129,10 @@ changes:
   returned: with state=current and state=staged
 restarted:
   description: Whether a start was queued (or would be, in check mode).
+  type: bool
+  returned: with state=current
+pending:
+  description: Whether the new unit waits for the next start, since only the unit changed.
   type: bool
   returned: with state=current
 refused:
@@ -296,6 +306,17 @@ class Switch:
         except FileNotFoundError:
             return ""
 
+    def same_engine(self, release: dict, installed: str) -> bool:
+        """Whether the current release runs this very engine, and nobody has changed its unit on the host meanwhile."""
+        if self.current is None:
+            return False
+        now = states.read_state(self.layout.release_json(self.name, self.current))
+        try:
+            text = self.layout.release_unit(self.name, self.current, self.unit).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return False
+        return now == {"schema": 1, **release} and installed == text
+
     def to(self, identity: str) -> None:
         """Stop what runs, move `current`, queue the start."""
         for other in self.other_units():
@@ -370,10 +391,11 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     installed = host.installed_text(host.unit)
     in_place = host.current == wanted and installed == unit_text and not others
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
-    restart = not (in_place and runs)
+    pending = runs and not module.params["restart_on_unit_change"] and host.same_engine(release, installed) and not others
+    restart = not (in_place and runs) and not pending
     links = host.links(wanted)
     boot = not host.layout.boot_link(host.unit).is_symlink()  # made when a start has passed its gate
-    changed = restart or new or bool(links) or boot
+    changed = restart or new or bool(links) or boot or installed != unit_text
     outdated = host.prunable(wanted)
     running = host.running(f"sglang-{host.name}-*.service") if others else set()
     shown = host.unit if installed else (others[0] if others else "")
@@ -382,6 +404,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         "id": wanted,
         "previous": host.current,
         "restarted": restart,
+        "pending": pending and not in_place,
         "release": {"schema": 1, **release},
         "changes": [
             *written,
@@ -395,7 +418,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     }
     if changed:
         now = host.installed_text(shown) if shown else ""
-        result["diff"] = releases.diff(now, shown, unit_text, host.unit, restart)
+        result["diff"] = releases.diff(now, shown, unit_text, host.unit, restart, result["pending"])
     if module.check_mode:
         module.exit_json(**result)
     if new:
@@ -406,8 +429,12 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         for folder in outdated:
             shutil.rmtree(folder)
     else:
+        if installed != unit_text:
+            host.install_unit(wanted)
         for link, target in links:
             host.point(link, target)
+        if installed != unit_text:
+            host.systemctl("daemon-reload")
         result["invocation_id"] = before["InvocationID"]
         ready = states.read_state(host.layout.ready(host.name)) or {}
         # A start that has passed its gate is not gated again for a lost link; one that has not is enabled when it has.
@@ -508,6 +535,7 @@ def main() -> None:
             "rung": {"type": "dict"},
             "group": {"type": "str", "default": "sglang"},
             "keep": {"type": "int", "default": 5},
+            "restart_on_unit_change": {"type": "bool", "default": True},
         },
         required_together=[("unit_text", "release")],
         mutually_exclusive=[("release_id", "unit_text")],

@@ -117,7 +117,13 @@ def release_record(resolved: Mapping[str, Any], venv: str, api_key: str) -> dict
     """release.json: what the release is made of, so that it can be started and judged without the inventory."""
     kept = ("instance", "unit", "profile", "engine", "host", "port", "served_model_name", "model", "drafter",
             "parallel", "cuda_graph", "gpu_ids", "overrides")
-    return {**{name: resolved[name] for name in kept}, "venv": venv, "api_key_digest": release.key_digest(api_key)}
+    return {
+        **{name: resolved[name] for name in kept},
+        "arguments": list(resolved["argv"]),
+        "environment": dict(resolved["environment"]),
+        "venv": venv,
+        "api_key_digest": release.key_digest(api_key),
+    }
 
 
 def in_effect(resolved: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,8 +197,8 @@ def summary(attempts: Sequence[Attempt], rolled_back: bool = False) -> dict[str,
     }
 
 
-def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of the final table for an instance that served already."""
+def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any], pending: bool = False) -> dict[str, Any]:
+    """The line of the final table for an instance that served already; `pending`: its new unit waits for a start."""
     ready = before.get("ready") or {}
     return {
         "engine": engine_text(resolved["engine"]),
@@ -200,7 +206,24 @@ def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any]) ->
         "state": "degraded" if before.get("degraded") else "serving",
         "seconds": ready.get("seconds"),
         "accept_length": ready.get("accept_length"),
-        "note": ready.get("note") or "",
+        "note": "; ".join(
+            part for part in (ready.get("note"), "new unit taken at the next start" if pending else "") if part
+        ),
+    }
+
+
+def summary_waiting(resolved: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The lines of the final table for a host whose turn did not come: nothing of it was touched."""
+    return {
+        item["instance"]: {
+            "engine": engine_text(item["engine"]),
+            "profile": profile_text(item),
+            "state": "waiting",
+            "seconds": None,
+            "accept_length": None,
+            "note": "had no turn, nothing was touched",
+        }
+        for item in resolved
     }
 
 

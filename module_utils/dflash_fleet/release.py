@@ -36,9 +36,11 @@ def prunable(existing: Iterable[tuple[str, float]], protected: Iterable[str | No
     return removable[::-1]
 
 
-def diff(before_unit: str, before_name: str, after_unit: str, after_name: str, restart: bool) -> dict[str, str]:
-    """What Ansible's --diff shows: the unit that runs against the unit that would, and that a restart follows."""
-    note = f"  (restart: {after_name})" if restart else ""
+def diff(
+    before_unit: str, before_name: str, after_unit: str, after_name: str, restart: bool, pending: bool = False
+) -> dict[str, str]:
+    """What Ansible's --diff shows: the unit that runs against the unit that would, and whether a restart follows."""
+    note = f"  (restart: {after_name})" if restart else "  (taken at the next start)" if pending else ""
     return {
         "before_header": before_name or "nothing deployed",
         "after_header": after_name + note,

@@ -57,3 +57,11 @@ def plan_text(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> s
         return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'} at once"
     counts = ", ".join(map(str, found))
     return f"{len(hosts)} hosts in {len(found)} batches of {counts}; a batch with a failure is the last"
+
+
+def failure_text(failure: Mapping[str, Any]) -> str:
+    """What the end of the run repeats of a failure that was told in full where it happened."""
+    message = failure.get("message")
+    lines = [str(line) for line in message] if isinstance(message, (list, tuple)) else str(message).splitlines()
+    first = lines[0] if lines else f"{failure.get('task')} failed"
+    return first + (" (in full above)" if len(lines) > 1 else "")

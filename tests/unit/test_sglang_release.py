@@ -162,3 +162,57 @@ def test_staged_is_written_and_not_switched_to(host: state.Layout, call: Callabl
     assert asked(tmp_path) == []
     assert call(state="staged")["changed"] is False
     assert call()["id"] == result["id"]
+
+
+NEWER = TEXT + "LimitNOFILE=2048\n"
+
+
+def test_a_change_of_the_unit_alone_waits_for_the_next_start(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = call()
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))  # as after a gate that was passed
+    begun = len(asked(tmp_path))
+    wish = {"unit_text": NEWER, "restart_on_unit_change": False}
+    predicted = call(check=True, **wish)
+    assert predicted["pending"] and predicted["changed"] and not predicted["restarted"]
+    assert "next start" in predicted["diff"]["after_header"]
+    assert host.unit_file(UNIT).read_text() == TEXT
+    done = call(**wish)
+    assert done["changes"] == predicted["changes"]
+    assert UNIT not in done["changes"], "no start was predicted"
+    assert host.unit_file(UNIT).read_text() == NEWER
+    assert state.read_current(host, "main") == done["id"] != first["id"]
+    assert asked(tmp_path)[begun:] == ["daemon-reload"]
+    again = call(**wish)
+    assert not again["changed"] and not again["pending"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"restart_on_unit_change": True}, id="asked for"),
+        pytest.param({"release": {"venv": "/other", "engine": {"version": "0.5.20", "build": "rehearsal"}}}, id="engine"),
+    ],
+)
+def test_anything_else_restarts(call: Callable[..., Any], more: dict[str, Any]) -> None:
+    call()
+    done = call(**{"unit_text": NEWER, "restart_on_unit_change": False, **more})
+    assert done["restarted"] and not done["pending"]
+
+
+def test_a_unit_that_was_edited_on_the_host_is_restarted(host: state.Layout, call: Callable[..., Any]) -> None:
+    """Nobody knows with which text the engine runs then."""
+    call()
+    host.unit_file(UNIT).write_text(TEXT + "CPUQuota=1%\n")
+    assert call(restart_on_unit_change=False)["restarted"]
+    host.unit_file(UNIT).write_text(TEXT + "CPUQuota=2%\n")
+    assert call(unit_text=NEWER, restart_on_unit_change=False)["restarted"]
+
+
+def test_an_engine_that_is_down_is_started_with_the_new_unit(
+    call: Callable[..., Any], tmp_path: Path
+) -> None:
+    call()
+    (tmp_path / "active").write_text("failed\n")
+    assert call(unit_text=NEWER, restart_on_unit_change=False)["restarted"]
