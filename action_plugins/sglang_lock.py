@@ -15,15 +15,25 @@ from ansible.utils.display import Display
 
 display = Display()
 
-# The main process loads this file; tasks run in its forks.
-_LOADED_BY = os.getpid()
+# What `ps -o lstart=` may differ by between two looks at one process: it adds ticks to a boot time that it estimates.
+_JITTER = datetime.timedelta(seconds=2)
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine began, as ps prints it; empty for one that is gone. A number comes again, this does not."""
-    command = ["ps", "-o", "lstart=", "-p", str(pid)]
-    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C", "TZ": "UTC"}, check=False)
+    """When a process of this machine began, in ps' words and UTC; empty for one that is gone."""
+    words = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+    run = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, env=words, check=False)
     return " ".join(run.stdout.split())
+
+
+def _moment(started: str) -> datetime.datetime:
+    return datetime.datetime.strptime(started, "%a %b %d %H:%M:%S %Y")
+
+
+# The main process loads this file and tasks run in its forks, so that all hosts of a run see one name.
+_LOADED_BY = os.getpid()
+_LOADED_AT = datetime.datetime.now(datetime.timezone.utc)
+_LOADED_STARTED = _started(_LOADED_BY)
 
 
 def _controller() -> str:
@@ -44,19 +54,19 @@ def _user() -> str:
 
 def holder_of_this_run(rollout: str = "") -> dict[str, Any]:
     """Who we are, the same on every host of this run."""
-    pid = _LOADED_BY if os.getpid() != _LOADED_BY else os.getppid()
-    started = _started(pid)
-    moment = datetime.datetime.strptime(started, "%a %b %d %H:%M:%S %Y") if started else datetime.datetime(1970, 1, 1)
-    identity = rollout or f"{moment:%Y%m%dT%H%M%SZ}-{pid}"
-    return {"id": identity, "user": _user(), "controller": _controller(), "pid": pid, "started": started}
+    identity = rollout or f"{_LOADED_AT:%Y%m%dT%H%M%SZ}-{_LOADED_BY}"
+    whose = {"user": _user(), "controller": _controller()}
+    return {"id": identity, **whose, "pid": _LOADED_BY, "started": _LOADED_STARTED}
 
 
 def is_dead(found: dict[str, Any], mine: dict[str, Any]) -> bool:
     """Whether a holder ran on this controller and has ended; of other controllers nobody here can tell."""
     if found.get("controller") != mine["controller"]:
         return False
-    pid = found.get("pid")
-    return not isinstance(pid, int) or _started(pid) != found.get("started")
+    pid, then = found.get("pid"), str(found.get("started") or "")
+    now = _started(pid) if isinstance(pid, int) else ""
+    # A number is given away again, a start is not.
+    return not now or not then or abs(_moment(now) - _moment(then)) > _JITTER
 
 
 class ActionModule(ActionBase):

@@ -27,7 +27,7 @@ options:
     choices: [present, absent]
     default: present
   rollout:
-    description: Name of the rollout, for wrappers that name their runs; by default made of the start and process of this run.
+    description: Name of the rollout, for wrappers that name their runs; by default made of time and process.
     type: str
     default: ""
   takeover:

@@ -391,7 +391,8 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     installed = host.installed_text(host.unit)
     in_place = host.current == wanted and installed == unit_text and not others
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
-    pending = runs and not module.params["restart_on_unit_change"] and host.same_engine(release, installed) and not others
+    waits = not module.params["restart_on_unit_change"] and not others
+    pending = runs and waits and host.same_engine(release, installed)
     restart = not (in_place and runs) and not pending
     links = host.links(wanted)
     boot = not host.layout.boot_link(host.unit).is_symlink()  # made when a start has passed its gate

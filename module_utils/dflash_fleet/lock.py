@@ -2,8 +2,8 @@
 
 The file `rollout.json` lies in the root of everything (state.Layout) and is a JSON object:
 {schema, id, user, controller, pid, started, since}. `id` names the rollout, `pid` and `started` the process on the
-controller (as `ps -o lstart=` prints its start), so that the controller itself can tell a dead rollout from a living one;
-`since` is ISO 8601 UTC. The file outlives a reboot of the host, as the rollout does.
+controller (its start in the words of `ps -o lstart=`), so that this controller can tell a dead rollout from a living
+one; `since` is ISO 8601 UTC. The file outlives a reboot of the host, as the rollout does.
 """
 
 from __future__ import annotations

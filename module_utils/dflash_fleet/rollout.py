@@ -1,4 +1,4 @@
-"""The order of a rollout: who takes a turn when, and what stops it. Pure; `facts` is what Ansible knows of each host."""
+"""The order of a rollout: who takes a turn when, and what stops it. Pure; `facts` is what Ansible knows of hosts."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def failures(hosts: Iterable[str], facts: Mapping[str, Mapping[str, Any]]) -> li
 
 
 def sizes(hosts: int, wanted: Sequence[Any]) -> list[int]:
-    """How many hosts each batch has, as Ansible's `serial` counts: shares of all hosts, one at least, the last repeats."""
+    """How many hosts each batch has, as Ansible's `serial` counts: shares are of all hosts, the last one repeats."""
     steps = [max(1, hosts * int(size[:-1]) // 100) if str(size).endswith("%") else int(size) for size in wanted]
-    left, found = hosts, []
+    left = hosts
+    found: list[int] = []
     while left > 0:
         step = steps[min(len(found), len(steps) - 1)]
         found.append(min(step, left))

@@ -94,7 +94,7 @@ def last_cause(facts: Mapping[str, Any]) -> str | None:
 
 
 def pending(facts: Mapping[str, Any]) -> bool:
-    """Whether the engine that serves was started before the current release was installed (a change of the unit alone)."""
+    """Whether the engine was started before the current release was installed (a change of the unit alone)."""
     started = (facts.get("ready") or {}).get("release_id")
     return bool(facts.get("serving") and started and facts.get("current") and started != facts["current"])
 

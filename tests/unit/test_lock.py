@@ -11,7 +11,8 @@ import plugins
 import pytest
 from dflash_fleet import lock, state
 
-ANNA = {"id": "20261130T051200Z-11", "user": "anna", "controller": "ctl-1", "pid": 11, "started": "Mon Nov 30 05:12:00 2026"}
+STARTED = "Mon Nov 30 05:12:00 2026"
+ANNA = {"id": "20261130T051200Z-11", "user": "anna", "controller": "ctl-1", "pid": 11, "started": STARTED}
 BERT = {**ANNA, "id": "20261130T051300Z-12", "user": "bert", "controller": "ctl-2", "pid": 12}
 
 
@@ -23,7 +24,9 @@ def layout(tmp_path):
 def test_one_rollout_at_a_time(layout):
     assert lock.take(layout, ANNA) is None
     held = lock.take(layout, BERT)
-    assert held["user"] == "anna" and held["controller"] == "ctl-1" and held["since"].endswith("Z")
+    assert held["user"] == "anna"
+    assert held["controller"] == "ctl-1"
+    assert held["since"].endswith("Z")
     assert not lock.release(layout, BERT), "only the holder gives a host back"
     assert lock.release(layout, ANNA)
     assert not lock.path(layout).exists()
@@ -89,7 +92,8 @@ def test_the_controller_knows_its_dead():
     child = subprocess.Popen(["sleep", "60"])
     try:
         found = {**mine, "pid": child.pid, "started": action._started(child.pid)}
-        assert found["started"] and not action.is_dead(found, mine)
+        assert found["started"]
+        assert not action.is_dead(found, mine)
         assert action.is_dead({**found, "started": "Mon Nov 30 05:12:00 2020"}, mine), "the number was given away again"
         assert not action.is_dead({**found, "controller": "elsewhere", "started": ""}, mine)
     finally:
@@ -101,6 +105,6 @@ def test_the_controller_knows_its_dead():
 def test_a_rollout_has_one_name_in_every_fork():
     action = plugins.load("action_plugins/sglang_lock.py")
     here = action.holder_of_this_run()
-    assert here["pid"] == os.getppid(), "loaded where it runs: the process above is the play"
+    assert here["pid"] == os.getpid(), "the process that loaded it, whatever fork asks"
     assert here["id"].endswith(f"-{here['pid']}")
     assert action.holder_of_this_run("nightly-7")["id"] == "nightly-7"

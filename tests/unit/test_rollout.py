@@ -49,6 +49,6 @@ def test_failures():
 
 def test_the_text_says_who_comes_when():
     hosts = [f"gpu-{number}" for number in range(12)]
-    facts = dict.fromkeys(hosts, {})
+    facts = {key: {} for key in hosts}
     assert rollout.plan_text(hosts, facts) == "12 hosts in 4 batches of 1, 1, 3, 7; a batch with a failure is the last"
     assert rollout.plan_text(hosts[:1], facts) == "1 host at once"
