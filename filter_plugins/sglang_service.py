@@ -11,7 +11,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import diagnosis, ladder, plan, profiles, removal
+from ansible.module_utils.dflash_fleet import diagnosis, ladder, plan, profiles, removal, rollout
 
 
 def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> list[str]:
@@ -55,6 +55,8 @@ class FilterModule:
             "sglang_next_rung": ladder.next_rung,
             "sglang_release_record": ladder.release_record,
             "sglang_remembered_rung": ladder.remembered_rung,
+            "sglang_rollback_plan": rollout.rollback_plan,
+            "sglang_rollback_problem": rollout.rollback_problem,
             "sglang_rung_record": ladder.rung_record,
             "sglang_sibling_units": sibling_units,
             "sglang_summary": ladder.summary,

@@ -15,7 +15,7 @@ class BatchError(ValueError):
 
 def batches(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """Sizes of batches for Ansible's `serial`: the first host's `sglang_rollout_batches`, checked."""
-    wanted = facts[hosts[0]].get("sglang_rollout_batches") if hosts else None
+    wanted = facts.get(hosts[0], {}).get("sglang_rollout_batches") if hosts else None
     return check(BATCHES if wanted is None else wanted)
 
 
@@ -66,3 +66,41 @@ def failure_text(failure: Mapping[str, Any]) -> str:
     lines = [str(line) for line in message] if isinstance(message, (list, tuple)) else str(message).splitlines()
     first = lines[0] if lines else f"{failure.get('task')} failed"
     return first + (" (in full above)" if len(lines) > 1 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Going back
+
+
+def rollback_plan(state: Mapping[str, Any], instances: Sequence[str] = (), release: str = "") -> list[dict[str, Any]]:
+    """What returns to what on a host, [{instance, release_id, unit}]; `state` is what sglang_state says."""
+    plan = []
+    for name, facts in sorted(state["instances"].items()):
+        if instances and name not in instances:
+            continue
+        target = facts.get("previous_good")
+        if release:
+            target = {"release_id": release, "unit": (facts.get("release_units") or {}).get(release)}
+        if target and target.get("unit"):
+            plan.append({"instance": name, **target})
+    return plan
+
+
+def rollback_problem(state: Mapping[str, Any], instances: Sequence[str] = (), release: str = "") -> str:
+    """Why a host cannot go back as asked, or nothing. Nothing is touched where there is a reason."""
+    present = state["instances"]
+    unknown = [name for name in instances if name not in present]
+    if unknown:
+        return f"has no instance {', '.join(unknown)}; it has {', '.join(sorted(present)) or 'none'}"
+    chosen = sorted(instances or present)
+    if not chosen:
+        return "has no instance that could go back"
+    if release and len(chosen) > 1:
+        return f"say which instance goes back to {release}: -e instance=<one of {', '.join(chosen)}>"
+    found = [item["instance"] for item in rollback_plan(state, instances, release)]
+    for name in chosen:
+        if name not in found:
+            kept = ", ".join(present[name].get("releases") or []) or "none"
+            wanted = f"release {release} is not kept" if release else "no other release that served is kept"
+            return f"{name} stays as it is: {wanted} (kept: {kept})"
+    return ""

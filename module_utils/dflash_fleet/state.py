@@ -526,6 +526,11 @@ def read_last_report(layout: Layout, name: str) -> str | None:
     return str(layout.reports(name) / names[-1]) if names else None
 
 
+def release_unit(layout: Layout, name: str, release_id: str) -> str | None:
+    """The unit that a release brings."""
+    return next((path.name for path in sorted(layout.release_dir(name, release_id).glob("sglang-*.service"))), None)
+
+
 def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dict[str, Any]:
     """What is on the host for one instance; `units` are its units as systemd sees them."""
     current = read_current(layout, name)
@@ -556,6 +561,8 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
         "last_report": read_last_report(layout, name),
         "report": reports.read_last(layout.reports(name)),
     }
+    facts["release_units"] = {identity: release_unit(layout, name, identity) for identity in facts["releases"]}
+    facts["previous_good"] = previous_good(facts, read_starts(layout.starts(name), last=100))
     facts.update(condition(facts))
     return facts
 
@@ -601,6 +608,20 @@ def condition(instance: Mapping[str, Any]) -> dict[str, Any]:
         "unit": unit["name"] if unit else None,
         "since": unit["since"] if unit else None,
     }
+
+
+def previous_good(instance: Mapping[str, Any], starts: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The release to return to, {release_id, unit}: the last one that served, is not the current one and is still kept.
+
+    `starts` is the history, oldest first.
+    """
+    last_good = instance.get("last_good") or {}
+    served = [start for start in starts if start.get("outcome") == "ready"]
+    for found in [last_good, *reversed(served)]:
+        identity = found.get("release_id")
+        if identity and identity != instance.get("current") and identity in (instance.get("releases") or []):
+            return {"release_id": identity, "unit": found.get("unit")}
+    return None
 
 
 def main_unit(instance: Mapping[str, Any]) -> dict[str, Any] | None:

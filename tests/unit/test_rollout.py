@@ -52,3 +52,45 @@ def test_the_text_says_who_comes_when():
     facts = {key: {} for key in hosts}
     assert rollout.plan_text(hosts, facts) == "12 hosts in 4 batches of 1, 1, 3, 7; a batch with a failure is the last"
     assert rollout.plan_text(hosts[:1], facts) == "1 host at once"
+
+
+STATE = {
+    "instances": {
+        "a": {
+            "releases": ["new", "old"], "previous_good": {"release_id": "old", "unit": "sglang-a-tp8.service"},
+            "release_units": {"new": "sglang-a-ep8.service", "old": "sglang-a-tp8.service"},
+        },
+        "b": {"releases": ["new"], "previous_good": None, "release_units": {"new": "sglang-b-ep8.service"}},
+    }
+}  # fmt: skip
+BACK = {"instance": "a", "release_id": "old", "unit": "sglang-a-tp8.service"}
+
+
+def test_an_instance_goes_back_to_what_served_before():
+    assert rollout.rollback_problem(STATE, ["a"]) == ""
+    assert rollout.rollback_plan(STATE, ["a"]) == [BACK]
+    assert rollout.rollback_plan(STATE, ["a"], "new") == [{**BACK, "release_id": "new", "unit": "sglang-a-ep8.service"}]
+
+
+@pytest.mark.parametrize(
+    ("instances", "release", "words"),
+    [
+        ([], "", ["b stays as it is", "kept: new"]),
+        (["c"], "", ["has no instance c", "a, b"]),
+        ([], "old", ["say which instance", "-e instance="]),
+        (["a"], "lost", ["release lost is not kept", "kept: new, old"]),
+    ],
+)
+def test_why_a_host_cannot_go_back(instances, release, words):
+    text = rollout.rollback_problem(STATE, instances, release)
+    assert all(word in text for word in words), text
+
+
+def test_a_host_without_instances_has_nothing_to_return():
+    assert "no instance" in rollout.rollback_problem({"instances": {}})
+
+
+def test_the_end_repeats_one_line():
+    assert rollout.failure_text({"task": "x", "message": "one line"}) == "one line"
+    assert rollout.failure_text({"task": "x", "message": ["first", "second"]}) == "first (in full above)"
+    assert rollout.failure_text({"task": "x", "message": ""}) == "x failed"

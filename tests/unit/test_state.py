@@ -467,3 +467,24 @@ def test_a_start_that_only_the_supervisor_gated_serves(tmp_path: Path, monkeypat
     found = state.read_instance(layout, "main", [again])
     assert found["serving"] is True
     assert (found["ready"]["seconds"], found["ready"]["accept_length"]) == (9.5, 3.2)
+
+
+@pytest.mark.parametrize(
+    ("current", "last_good", "starts", "expected"),
+    [
+        pytest.param("b", "b", [("a", "ready"), ("b", "ready")], "a", id="the one before"),
+        pytest.param("b", "a", [("a", "ready"), ("b", "crashed")], "a", id="the last good one, where the current is not"),
+        pytest.param("b", "b", [("c", "crashed"), ("b", "ready")], None, id="one that never served does not count"),
+        pytest.param("b", "b", [("gone", "ready"), ("b", "ready")], None, id="one that is not kept does not count"),
+        pytest.param("b", "b", [("a", "ready"), ("c", "ready"), ("b", "ready")], "c", id="the newest"),
+    ],
+)
+def test_previous_good(current, last_good, starts, expected):
+    instance = {
+        "current": current, "releases": ["a", "b", "c"],
+        "last_good": {"release_id": last_good, "unit": f"sglang-main-{last_good}.service"},
+    }  # fmt: skip
+    history = [{"release_id": name, "outcome": word, "unit": f"sglang-main-{name}.service"} for name, word in starts]
+    found = state.previous_good(instance, history)
+    wanted = expected and {"release_id": expected, "unit": f"sglang-main-{expected}.service"}
+    assert found == wanted
