@@ -22,7 +22,8 @@ _JITTER = datetime.timedelta(seconds=2)
 def _started(pid: int) -> str:
     """When a process of this machine began, in ps' words and UTC; empty for one that is gone."""
     words = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
-    run = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, env=words, check=False)
+    ask = ["ps", "-o", "lstart=", "-p", str(pid)]
+    run = subprocess.run(ask, capture_output=True, text=True, env=words, check=False)
     return " ".join(run.stdout.split())
 
 

@@ -21,6 +21,11 @@ def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -
     return {str(host): hostvars[host].get(variable, {}) for host in hosts}
 
 
+def wish_digest(variables: Mapping[str, Any]) -> str:
+    """The digest of a host's wish; see rollout.wish_digest."""
+    return rollout.wish_digest(variables, Path(_MODULE_UTILS).parent)
+
+
 class FilterModule:
     """What Ansible loads."""
 
@@ -30,8 +35,10 @@ class FilterModule:
             "sglang_of_hosts": of_hosts,
             "sglang_batches": rollout.batches,
             "sglang_batches_text": rollout.plan_text,
+            "sglang_digest": wish_digest,
             "sglang_failures": rollout.failures,
             "sglang_failure_text": rollout.failure_text,
+            "sglang_summary_as_is": ladder.summary_as_is,
             "sglang_summary_waiting": ladder.summary_waiting,
             "sglang_status": status.document,
             "sglang_status_text": status.text,

@@ -34,6 +34,11 @@ options:
     description: Name of a dead rollout whose lock may be taken.
     type: str
     default: ""
+  deployed:
+    description:
+      - With I(state=absent), digest of the wish that the host has just been brought to as a whole. Kept with the marks
+        of every file of ours, so that the next deployment of the same wish sees at one look whether it has work here.
+    type: str
   holder:
     description: Who takes it (C(id), C(user), C(controller), C(pid), C(started)); set by the action plugin.
     type: dict
@@ -84,7 +89,7 @@ held_by:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_fleet import lock
+from ansible.module_utils.dflash_fleet import deployed, hostfacts, lock
 from ansible.module_utils.dflash_fleet import state as states
 
 
@@ -96,6 +101,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "rollout": {"type": "str", "default": ""},
             "takeover": {"type": "str", "default": ""},
+            "deployed": {"type": "str"},
             "holder": {"type": "dict"},
         },
         supports_check_mode=True,
@@ -107,6 +113,8 @@ def main() -> None:
     try:
         if module.params["state"] == "absent":
             if not module.check_mode:
+                if module.params["deployed"] and lock.holds(layout, mine):
+                    deployed.record(layout, module.params["deployed"], hostfacts.read_instances(layout))
                 lock.release(layout, mine)
             module.exit_json(changed=False, id=mine["id"], taken=False)
         if module.check_mode:

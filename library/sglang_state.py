@@ -59,6 +59,11 @@ options:
             C(current) should point to. Other units of that instance should be inactive.
         type: dict
         default: {}
+  deployed:
+    description:
+      - Digest of everything that is wished for this host. With it, RV(changes) says what differs from the end of the
+        last whole deployment of that wish.
+    type: str
   ports:
     description: Ports to look up who listens on them.
     type: list
@@ -212,6 +217,14 @@ state:
       description: Interpreters on the host, C(version) and C(path), newest first.
       type: list
       elements: dict
+changes:
+  description:
+    - What differs from the end of the last whole deployment with the digest O(deployed) - paths, instances, or the wish
+      itself; empty where a deployment would find nothing to do.
+  returned: with O(deployed)
+  type: list
+  elements: str
+  sample: [/etc/systemd/system/sglang-main-ep8.service]
 differences:
   description: What differs from O(desired), in the order of a deployment; empty where nothing does.
   returned: always
@@ -239,7 +252,7 @@ differences:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_fleet import hostfacts, state
+from ansible.module_utils.dflash_fleet import deployed, hostfacts, state
 
 
 def argument_spec() -> dict[str, Any]:
@@ -263,6 +276,7 @@ def argument_spec() -> dict[str, Any]:
                 "releases": {"type": "dict", "default": {}},
             },
         },
+        "deployed": {"type": "str"},
         "ports": {"type": "list", "elements": "int", "default": []},
         "paths": {"type": "list", "elements": "path", "default": []},
         "progress": {"type": "bool", "default": False},
@@ -295,7 +309,10 @@ def main() -> None:
         module.fail_json(msg=f"{problem.filename}: may not be read by this user (run this with become)")
     if releases and found["systemd_error"]:
         module.fail_json(msg=f"systemd does not answer: {found['systemd_error']}")
-    module.exit_json(changed=False, state=found, differences=state.differences(found, wanted))
+    result = {"state": found, "differences": state.differences(found, wanted)}
+    if module.params["deployed"] is not None:
+        result["changes"] = deployed.differences(layout, module.params["deployed"], found["instances"])
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

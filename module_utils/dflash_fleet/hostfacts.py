@@ -712,6 +712,16 @@ def start_progress(unit: str, invocation_id: str, release: Mapping[str, Any]) ->
     return tracker.snapshot(now=time.monotonic())
 
 
+def read_instances(layout: statefiles.Layout) -> dict[str, dict[str, Any]]:
+    """Every instance on the host, as in `state.instances` of `sglang_state`."""
+    names = statefiles.list_instances(layout)
+    units, _ = show_units()
+    owned = [(statefiles.instance_of_unit(unit["name"], names), unit) for unit in units]
+    return {
+        name: statefiles.read_instance(layout, name, [unit for owner, unit in owned if owner == name]) for name in names
+    }
+
+
 def probe(
     layout: statefiles.Layout,
     *,

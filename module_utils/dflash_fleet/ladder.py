@@ -212,6 +212,20 @@ def summary_unchanged(before: Mapping[str, Any], resolved: Mapping[str, Any], pe
     }
 
 
+def summary_as_is(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The lines of the final table for a host that was found as it should be; `state` is what sglang_state says."""
+    return {
+        name: summary_unchanged(facts, facts["release"], pending(facts))
+        for name, facts in sorted(state["instances"].items())
+    }
+
+
+def pending(facts: Mapping[str, Any]) -> bool:
+    """Whether the engine was started before the current release was installed (a change of the unit alone)."""
+    started = (facts.get("ready") or {}).get("release_id")
+    return bool(facts.get("serving") and started and facts.get("current") and started != facts["current"])
+
+
 def summary_waiting(resolved: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The lines of the final table for a host whose turn did not come: nothing of it was touched."""
     return {

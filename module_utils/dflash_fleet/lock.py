@@ -1,6 +1,6 @@
 """Who works on a host: one file that keeps two rollouts apart and says who holds the host since when.
 
-The file `rollout.json` lies in the root of everything (state.Layout) and is a JSON object:
+The file `state/rollout.json` below the root is a JSON object:
 {schema, id, user, controller, pid, started, since}. `id` names the rollout, `pid` and `started` the process on the
 controller (its start in the words of `ps -o lstart=`), so that this controller can tell a dead rollout from a living
 one; `since` is ISO 8601 UTC. The file outlives a reboot of the host, as the rollout does.
@@ -12,22 +12,14 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from . import state
 
-NAME = "rollout.json"
-
-
-def path(layout: state.Layout) -> Path:
-    """Where the lock lies."""
-    return layout.root / NAME
-
 
 def holder(layout: state.Layout) -> dict[str, Any] | None:
     """Who holds the host, or None. StateError for a file that this version cannot read."""
-    return state.read_state(path(layout))
+    return state.read_state(layout.rollout_lock())
 
 
 def blocks(found: Mapping[str, Any] | None, mine: Mapping[str, Any], takeover: str = "") -> bool:
@@ -38,13 +30,18 @@ def blocks(found: Mapping[str, Any] | None, mine: Mapping[str, Any], takeover: s
 @contextlib.contextmanager
 def _alone(layout: state.Layout) -> Iterator[None]:
     """No other process of this host looks at the lock or changes it meanwhile."""
-    layout.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-    handle = os.open(layout.root, os.O_RDONLY)
+    layout.host_state().mkdir(mode=0o755, parents=True, exist_ok=True)
+    handle = os.open(layout.host_state(), os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def holds(layout: state.Layout, mine: Mapping[str, Any]) -> bool:
+    """Whether the host is ours."""
+    return (holder(layout) or {}).get("id") == mine["id"]
 
 
 def take(layout: state.Layout, mine: Mapping[str, Any], takeover: str = "") -> dict[str, Any] | None:
@@ -54,19 +51,21 @@ def take(layout: state.Layout, mine: Mapping[str, Any], takeover: str = "") -> d
         if blocks(found, mine, takeover):
             return found
         if found is None or found.get("id") != mine["id"]:
-            state.write_state(path(layout), {**mine, "since": state.now_utc()}, mode=0o644)
+            state.write_state(layout.rollout_lock(), {**mine, "since": state.now_utc()}, mode=0o644)
+        # From here on the host need not be what the last deployment left behind.
+        layout.deployed().unlink(missing_ok=True)
         return None
 
 
 def release(layout: state.Layout, mine: Mapping[str, Any]) -> bool:
     """Give the host back; False where it was not ours (another rollout has taken it over, or nobody has it)."""
-    if not path(layout).exists():
+    if not layout.rollout_lock().exists():
         return False
     with _alone(layout):
         found = holder(layout)
         if found is None or found.get("id") != mine["id"]:
             return False
-        path(layout).unlink()
+        layout.rollout_lock().unlink()
         return True
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 # One host first, then a tenth, a quarter, and all that are left.
@@ -66,6 +70,62 @@ def failure_text(failure: Mapping[str, Any]) -> str:
     lines = [str(line) for line in message] if isinstance(message, (list, tuple)) else str(message).splitlines()
     first = lines[0] if lines else f"{failure.get('task')} failed"
     return first + (" (in full above)" if len(lines) > 1 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The quick second run
+
+# Variables that a deployment reads begin so; those of one run only are left out.
+PREFIXES = ("sglang_", "gpu_host_", "model_weights_", "rehearsal_")
+# Code and tables that decide what a wish comes to.
+CODE = ("roles", "library", "module_utils", "action_plugins", "filter_plugins", "playbooks")
+LARGEST_FILE = 4 * 1024 * 1024  # bytes of a file that a variable names; a larger one stands for itself by size and time
+
+
+@functools.lru_cache(maxsize=1)
+def code_digest(root: Path) -> str:
+    """Of the project itself: a newer dflash-fleet is another wish."""
+    total = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def wish_digest(variables: Mapping[str, Any], root: Path) -> str:
+    """Of everything that a deployment reads of a host's inventory, the files that it names included.
+
+    Empty where a variable cannot be known before the host was asked; the host is then looked at as a whole. Variables
+    may be secret: only this digest leaves the controller.
+    """
+    total = hashlib.sha256(code_digest(root).encode())
+    for name in sorted(variables):
+        if not str(name).startswith(PREFIXES):
+            continue
+        try:
+            text = json.dumps(variables[name], sort_keys=True, default=str)
+            total.update(f"{name}\0{text}\0".encode())
+        except Exception:  # templating fails in as many ways as there are filters
+            return ""
+        total.update(_file_mark(variables[name]).encode())
+    return total.hexdigest()
+
+
+def _file_mark(value: Any) -> str:
+    """What a file of the controller holds that a variable names, or nothing."""
+    if not isinstance(value, str) or not value or len(value) > 1000 or "\0" in value:
+        return ""
+    path = Path(value)
+    try:
+        if not path.is_absolute() or not path.is_file():
+            return ""
+        found = path.stat()
+        if found.st_size > LARGEST_FILE:
+            return f"{found.st_size} {found.st_mtime_ns}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

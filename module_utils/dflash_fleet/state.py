@@ -13,6 +13,8 @@ rungs.json      {schema, rungs: [...]}, see `record_rung`
 starts.jsonl    one JSON object a line, {schema, unit, invocation_id, release_id, started_at, outcome, seconds, phase,
                  cause, summary, remedy}: every start that a gate watched, with its end
 
+Files of the host, in `state/` below the root: rollout.json (module lock) and deployed.json (module deployed).
+
 Only `unit` and `invocation_id` of ready.json are relied on here; the rest is shown where it is there. Seconds are
 floats, times ISO 8601 UTC with microseconds.
 """
@@ -31,7 +33,7 @@ from typing import Any
 SCHEMA = 1
 
 # Directories of the root that are not instances, so no instance may be called so.
-RESERVED = ("venvs", "models", "cache", "home")
+RESERVED = ("venvs", "models", "cache", "home", "state")
 INSTANCE_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
 REVISION = re.compile(r"^[0-9a-f]{40}$")
 UNIT_GLOB = "sglang-*.service"
@@ -107,6 +109,18 @@ class Layout:
     def boot_link(self, unit: str) -> Path:
         """The link that starts a unit at boot, as `systemctl enable` makes it."""
         return self.units / "multi-user.target.wants" / unit
+
+    def host_state(self) -> Path:
+        """Directory of the state files that belong to the host, not to an instance."""
+        return self.root / "state"
+
+    def rollout_lock(self) -> Path:
+        """Who works on this host."""
+        return self.host_state() / "rollout.json"
+
+    def deployed(self) -> Path:
+        """What the last whole deployment left behind."""
+        return self.host_state() / "deployed.json"
 
     # -- one instance
     def instance(self, name: str) -> Path:

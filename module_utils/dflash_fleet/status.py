@@ -93,12 +93,6 @@ def last_cause(facts: Mapping[str, Any]) -> str | None:
     return str(rungs[-1]["cause"]) if rungs and facts.get("degraded") else None
 
 
-def pending(facts: Mapping[str, Any]) -> bool:
-    """Whether the engine was started before the current release was installed (a change of the unit alone)."""
-    started = (facts.get("ready") or {}).get("release_id")
-    return bool(facts.get("serving") and started and facts.get("current") and started != facts["current"])
-
-
 def note(facts: Mapping[str, Any], unit: Mapping[str, Any] | None) -> str:
     """What a person should know beyond the columns."""
     parts = []
@@ -107,7 +101,7 @@ def note(facts: Mapping[str, Any], unit: Mapping[str, Any] | None) -> str:
         parts.append(str((facts.get("ready") or {}).get("note") or ""))
         if condition == "degraded" and not parts[0]:
             parts.append(ladder.settings((facts.get("release") or {}).get("overrides") or {}))
-        if pending(facts):
+        if ladder.pending(facts):
             parts.append("a newer unit is installed, taken at the next start")
     elif condition == "starting" and (facts.get("progress") or {}).get("phase") == "serving":
         parts.append("answers, but this start has not passed a gate: run deploy-dflash.yml")

@@ -204,3 +204,10 @@ def test_unit_quote(plain, quoted):
 )
 def test_duration(seconds, text):
     assert ladder.duration(seconds) == text
+
+
+def test_a_unit_that_waits_for_the_next_start_is_said():
+    facts = {"serving": True, "current": "new", "ready": {"release_id": "old"}}
+    assert ladder.pending(facts)
+    assert not ladder.pending({**facts, "current": "old"})
+    assert not ladder.pending({**facts, "serving": False}), "the next start has come"

@@ -29,7 +29,7 @@ def test_one_rollout_at_a_time(layout):
     assert held["since"].endswith("Z")
     assert not lock.release(layout, BERT), "only the holder gives a host back"
     assert lock.release(layout, ANNA)
-    assert not lock.path(layout).exists()
+    assert not layout.rollout_lock().exists()
     assert lock.take(layout, BERT) is None
 
 
@@ -61,8 +61,8 @@ def test_the_refusal_names_who_and_what_to_do(layout):
 
 
 def test_a_lock_of_another_schema_is_not_ignored(layout):
-    layout.root.mkdir()
-    lock.path(layout).write_text(json.dumps({"schema": 7, "id": "x"}))
+    layout.host_state().mkdir(parents=True)
+    layout.rollout_lock().write_text(json.dumps({"schema": 7, "id": "x"}))
     with pytest.raises(state.StateError, match="schema 7"):
         lock.take(layout, ANNA)
 

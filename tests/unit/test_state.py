@@ -473,7 +473,7 @@ def test_a_start_that_only_the_supervisor_gated_serves(tmp_path: Path, monkeypat
     ("current", "last_good", "starts", "expected"),
     [
         pytest.param("b", "b", [("a", "ready"), ("b", "ready")], "a", id="the one before"),
-        pytest.param("b", "a", [("a", "ready"), ("b", "crashed")], "a", id="the last good one, where the current is not"),
+        pytest.param("b", "a", [("a", "ready"), ("b", "crashed")], "a", id="the last good one, if the current is not"),
         pytest.param("b", "b", [("c", "crashed"), ("b", "ready")], None, id="one that never served does not count"),
         pytest.param("b", "b", [("gone", "ready"), ("b", "ready")], None, id="one that is not kept does not count"),
         pytest.param("b", "b", [("a", "ready"), ("c", "ready"), ("b", "ready")], "c", id="the newest"),

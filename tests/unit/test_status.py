@@ -156,10 +156,3 @@ def test_the_hosts_own_report_explains_what_no_deployment_watched() -> None:
     assert row["note"] == "failed (signal); see /r/1; not started again: this does not heal by itself"
     newer = [{"cause": "gpu_oom", "ended_at": "2026-11-30T04:00:00.000000Z"}]
     assert one(answer(report=report, last_starts=newer))["last_cause"] == "gpu_oom"
-
-
-def test_a_unit_that_waits_for_the_next_start_is_said():
-    facts = {"serving": True, "current": "new", "ready": {"release_id": "old"}}
-    assert status.pending(facts)
-    assert not status.pending({**facts, "current": "old"})
-    assert not status.pending({**facts, "serving": False}), "the next start has come"
