@@ -14,8 +14,8 @@ UNIT = "sglang-main-ep8.service"
 
 def unit(**more):
     return {
-        "name": UNIT, "active_state": "active", "enabled": "enabled", "need_daemon_reload": False, "load_state": "loaded",
-        **more,
+        "name": UNIT, "active_state": "active", "enabled": "enabled", "need_daemon_reload": False,
+        "load_state": "loaded", **more,
     }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def layout(tmp_path):
 
 
 def moved(layout, facts=None):
-    return deployed.differences(layout, "wish", facts or {"main": instance()})
+    return deployed.differences(layout, "wish", {"main": instance()} if facts is None else facts)
 
 
 def test_nothing_has_moved(layout):
@@ -69,7 +69,7 @@ def touch(path):
         pytest.param(Path.unlink, lambda on: on.etc_link("main"), id="link gone"),
         pytest.param(Path.touch, lambda on: on.units / "sglang-main-tp8.service", id="a unit came"),
         pytest.param(Path.unlink, lambda on: on.api_key("main"), id="key gone"),
-        pytest.param(lambda path: path.chmod(0o644), lambda on: on.api_key("main"), id="key readable"),
+        pytest.param(lambda path: path.chmod(0o666), lambda on: on.api_key("main"), id="key readable"),
         pytest.param(touch, lambda on: on.release_json("main", "a"), id="release changed"),
         pytest.param(Path.unlink, lambda on: on.venv_mark("1234"), id="environment unfinished"),
         pytest.param(
