@@ -26,13 +26,16 @@ def environment() -> dict[str, str]:
     }
 
 
-def start(test_file: str, playbook: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a playbook against the hosts of the scenario that `test_file` belongs to."""
+def start(test_file: str, playbook: str, *arguments: str, own_group: bool = False) -> subprocess.Popen[str]:
+    """Start a playbook against the hosts of the scenario that `test_file` belongs to.
+
+    With `own_group` it and its workers are a process group of their own, so that a test can kill them all at once.
+    """
     inventory = Path(test_file).resolve().parents[1] / "inventory"
     command = [str(BIN / "ansible-playbook"), "-i", str(inventory), playbook, *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        stderr=subprocess.STDOUT, text=True, start_new_session=own_group,
     )
 
 
