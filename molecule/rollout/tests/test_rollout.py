@@ -186,7 +186,7 @@ def test_a_host_goes_back_to_a_release_that_it_keeps_or_says_what_it_keeps():
 
 
 def kill_when(run, marker, seconds=120):
-    """Read a play's output until a line holds the marker, then kill it and its workers at once; returns what was read."""
+    """Read a play's output until a line holds the marker, then kill it and its workers; returns what was read."""
     text, end = "", time.monotonic() + seconds
     assert run.stdout is not None
     for line in run.stdout:
