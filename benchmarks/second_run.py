@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a run costs that finds nothing to do: the whole playbook on an unchanged fleet, with the one look and with the roles.
+"""What a run costs that finds nothing to do: the whole playbook on an unchanged fleet, with the one look and without.
 
 Boots `--hosts` rehearsal hosts (default 20; 250 MB of memory each), deploys to them once, and measures, on one machine
 and in one run, each `--repeats` times:
