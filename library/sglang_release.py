@@ -131,6 +131,10 @@ restarted:
   description: Whether a start was queued (or would be, in check mode).
   type: bool
   returned: with state=current
+recorded:
+  description: Whether the start that runs, or another one of this release, is on record as good.
+  type: bool
+  returned: with state=current
 pending:
   description: Whether the new unit waits for the next start, since only the unit changed.
   type: bool
@@ -317,6 +321,12 @@ class Switch:
             return False
         return now == {"schema": 1, **release} and installed == text
 
+    def recorded(self, identity: str, invocation: str) -> bool:
+        """Whether the start that runs, or another one of this release, is on record as good."""
+        ready = states.read_state(self.layout.ready(self.name)) or {}
+        last_good = states.read_state(self.layout.last_good(self.name)) or {}
+        return last_good.get("release_id") == identity or bool(invocation and ready.get("invocation_id") == invocation)
+
     def to(self, identity: str) -> None:
         """Stop what runs, move `current`, queue the start."""
         for other in self.other_units():
@@ -406,6 +416,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         "previous": host.current,
         "restarted": restart,
         "pending": pending and not in_place,
+        "recorded": host.recorded(wanted, before["InvocationID"]),
         "release": {"schema": 1, **release},
         "changes": [
             *written,

@@ -220,3 +220,15 @@ def test_an_engine_that_is_down_is_started_with_the_new_unit(
     call()
     (tmp_path / "active").write_text("failed\n")
     assert call(unit_text=NEWER, restart_on_unit_change=False)["restarted"]
+
+
+def test_a_start_that_nobody_recorded_is_told(host: state.Layout, call: Callable[..., Any], tmp_path: Path) -> None:
+    """As a run leaves it that died while it waited for the gate."""
+    first = call()
+    assert not call()["recorded"]
+    host.state("main").mkdir()
+    state.write_state(host.ready("main"), {"invocation_id": (tmp_path / "invocation").read_text().strip()})
+    assert call()["recorded"]
+    state.write_state(host.ready("main"), {"invocation_id": "of the start before the reboot"})
+    state.write_state(host.last_good("main"), {"release_id": first["id"], "unit": UNIT})
+    assert call()["recorded"]
