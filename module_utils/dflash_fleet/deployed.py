@@ -20,8 +20,6 @@ from . import state
 
 # Beyond what lies below the root: everything that a role writes, and what tells of a driver or kernel that was changed.
 WATCHED = (
-    "/usr/local/lib/dflash-fleet/*/*.py",
-    "/usr/local/lib/dflash-fleet/*/*/*.py",
     "/etc/apt/apt.conf.d/*",
     "/etc/apt/preferences.d/*",
     "/etc/modprobe.d/*",
@@ -30,6 +28,8 @@ WATCHED = (
     "/sys/module/nvidia/version",
 )
 BELOW_ROOT = (
+    "*",
+    "*/releases",
     "*/current",
     "*/credentials",
     "*/credentials/*",
@@ -64,7 +64,9 @@ def entries(layout: state.Layout) -> dict[str, str]:
     """Every watched path with its mark, and the kernel."""
     patterns = [
         *WATCHED,
+        str(layout.root),
         *(str(layout.root / pattern) for pattern in BELOW_ROOT),
+        *(str(layout.programs / pattern) for pattern in ("*", "*/*.py", "*/*/*.py")),
         str(layout.etc / "*"),
         str(layout.units / "sglang-*.service"),
         str(layout.units / "sglang-*.service.d" / "*"),

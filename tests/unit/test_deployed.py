@@ -33,6 +33,7 @@ def layout(tmp_path):
         found.release_json("main", "a"): "{}",
         found.api_key("main"): "canary",
         found.venv_mark("1234"): "{}",
+        found.program("0.1.0") / "supervisor.py": "",
         found.model_manifest("org/name", "f" * 40): "{}",
         found.model("org/name", "f" * 40) / "sub/model.safetensors": "weights",
     }.items():
@@ -72,6 +73,8 @@ def touch(path):
         pytest.param(lambda path: path.chmod(0o666), lambda on: on.api_key("main"), id="key readable"),
         pytest.param(touch, lambda on: on.release_json("main", "a"), id="release changed"),
         pytest.param(Path.unlink, lambda on: on.venv_mark("1234"), id="environment unfinished"),
+        pytest.param(touch, lambda on: on.program("0.1.0") / "supervisor.py", id="supervisor touched"),
+        pytest.param(lambda path: path.chmod(0o700), lambda on: on.releases("main"), id="a folder closed"),
         pytest.param(
             lambda path: path.write_text("weight"),
             lambda on: on.model("org/name", "f" * 40) / "sub/model.safetensors",

@@ -243,19 +243,19 @@ BOUNDARIES = ["TASK [gpu_host", "TASK [sglang_venv", "TASK [model_weights", "att
 
 @pytest.mark.parametrize("marker", BOUNDARIES)
 def test_a_rollout_that_was_killed_is_continued_by_a_plain_rerun(marker):
-    for name in HOSTS:
+    for name in (FIRST, SECOND):
         fail_where(name)
     value = 3000 + BOUNDARIES.index(marker)
-    arguments = wish(sglang_context_length=value, sglang_rollout_batches=["100%"])
+    arguments = [*wish(sglang_context_length=value, sglang_rollout_batches=["100%"]), "-l", f"{FIRST},{SECOND}"]
     run = controller.start(__file__, "deploy-dflash.yml", *arguments, own_group=True)
     kill_when(run, marker)
     assert host(FIRST).file(LOCK).exists, "the killed rollout still holds the host"
     output = controller.deploy(__file__, *arguments)
     assert "which has ended without giving the host back" in output
-    assert {length(name) for name in HOSTS} == {value}
+    assert {length(FIRST), length(SECOND)} == {value}
     all_serve_and_nobody_holds_them()
     again = controller.deploy(__file__, *arguments)
-    assert not any(recap(again, name)["changed"] for name in HOSTS)
+    assert not any(recap(again, name)["changed"] for name in (FIRST, SECOND))
 
 
 def test_hosts_that_are_away_do_not_stall_the_rest():
