@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import testinfra
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -50,6 +51,12 @@ def play(test_file: str, playbook: str, *arguments: str, rc: int | None = 0, tim
 def deploy(test_file: str, *arguments: str, rc: int | None = 0) -> str:
     """The advertised command."""
     return play(test_file, "deploy-dflash.yml", *arguments, rc=rc)
+
+
+def host_names(test_file: str) -> list[str]:
+    """The hosts of the scenario."""
+    spec = yaml.safe_load((Path(test_file).resolve().parents[1] / "hosts.yml").read_text())
+    return [str(host["name"]) for host in spec["hosts"]]
 
 
 def scenario_host(test_file: str, name: str) -> Any:

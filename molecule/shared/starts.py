@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import controller
 import engine
 
 UNIT = "sglang-main-ep8.service"
@@ -36,6 +40,31 @@ while time.monotonic() < end:
         break
     time.sleep(0.1)
 """
+
+
+def name_of(host: Any) -> str:
+    """Its name in the inventory."""
+    return str(host.ansible.get_variables()["inventory_hostname"])
+
+
+def together(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that mostly waits: when its first host's turn comes it runs on all hosts of the scenario at once.
+
+    Each host's own turn then only brings its outcome.
+    """
+    outcomes: dict[str, dict[str, Future[None]]] = {}
+    test_file = test.__code__.co_filename
+
+    @functools.wraps(test)
+    def run(host: Any, **parameters: Any) -> None:
+        case = json.dumps(parameters, sort_keys=True)
+        if case not in outcomes:
+            hosts = {name: controller.scenario_host(test_file, name) for name in controller.host_names(test_file)}
+            with ThreadPoolExecutor(len(hosts)) as pool:
+                outcomes[case] = {name: pool.submit(test, each, **parameters) for name, each in hosts.items()}
+        outcomes[case][name_of(host)].result()
+
+    return run
 
 
 def pace_command(*failures: dict[str, Any], pace: float = 0.03) -> str:

@@ -17,11 +17,6 @@ FAILED = {"ActiveState": "failed"}
 WAITING = {"SubState": "auto-restart"}
 
 
-@pytest.fixture(autouse=True)
-def textfile(host):
-    engine.sudo(host, "mkdir -p /var/lib/textfile")
-
-
 def failed_once(host, failure, seconds=90):
     """A start that fails, and the one by which systemd mends it; (rows, report)."""
     known = starts.reports(host)
@@ -35,6 +30,7 @@ def failed_once(host, failure, seconds=90):
 
 
 @pytest.mark.parametrize("phase", ["dist_init", "weights", "kv_cache", "graph_capture", "warmup"])
+@starts.together
 def test_a_crash_in_a_phase_is_never_active_and_is_tried_again(host, phase):
     rows, report = failed_once(host, {"kind": "unknown_exception", "at": phase})
     first = [row for row in rows if row["NRestarts"] == "0"]
@@ -49,12 +45,14 @@ def test_a_crash_in_a_phase_is_never_active_and_is_tried_again(host, phase):
     assert report["systemd"]["SERVICE_RESULT"] == "signal"
 
 
+@starts.together
 def test_a_crash_at_the_first_request(host):
     rows, report = failed_once(host, {"kind": "cuda_graph_replay"})
     assert "active" not in {row["ActiveState"] for row in rows if row["NRestarts"] == "0"}
     assert report["crash"]["cause"] == "cuda_graph_replay_failure"
 
 
+@starts.together
 def test_a_crash_after_ready(host):
     rows, report = failed_once(host, {"kind": "gpu_oom", "at": "serving", "after": 3})
     assert "active" in {row["ActiveState"] for row in rows if row["NRestarts"] == "0"}
@@ -62,6 +60,7 @@ def test_a_crash_after_ready(host):
 
 
 @pytest.mark.parametrize("phase", ["weights", "graph_capture"])
+@starts.together
 def test_a_hang_in_the_load_ends_by_its_limit(host, phase):
     rows, report = failed_once(host, {"kind": "hang", "at": phase}, seconds=120)
     first = [row for row in rows if row["NRestarts"] == "0"]
@@ -71,6 +70,7 @@ def test_a_hang_in_the_load_ends_by_its_limit(host, phase):
     assert (report["crash"]["verdict"], report["crash"]["phase"]) == ("hung", phase)
 
 
+@starts.together
 def test_a_hang_while_serving_ends_by_the_watchdog_though_health_answers(host):
     rows, report = failed_once(host, {"kind": "hang", "at": "serving", "after": 2, "watchdog": False}, seconds=120)
     assert any("nothing generated for" in row["StatusText"] for row in rows), rows
@@ -78,6 +78,7 @@ def test_a_hang_while_serving_ends_by_the_watchdog_though_health_answers(host):
     assert report["crash"]["verdict"] == "hung"
 
 
+@starts.together
 def test_dead_ranks_under_a_living_parent(host):
     rows, report = failed_once(host, {"kind": "zombie", "at": "serving", "after": 2})
     assert any(row["StatusText"].startswith("crashed: ") for row in rows), rows
@@ -85,6 +86,7 @@ def test_dead_ranks_under_a_living_parent(host):
     assert report["crash"]["verdict"] == "running_but_dead"
 
 
+@starts.together
 def test_a_drafter_that_brings_nothing_never_becomes_ready(host):
     known = starts.reports(host)
     starts.set_pace(host, {"kind": "useless_drafter"})
@@ -95,6 +97,7 @@ def test_a_drafter_that_brings_nothing_never_becomes_ready(host):
     assert (report["crash"]["cause"], report["restarts_ended"]) == ("drafter_mismatch", True)
 
 
+@starts.together
 def test_a_port_of_another_server_that_answers_200(host):
     known = starts.reports(host)
     starts.set_pace(host)
@@ -111,6 +114,7 @@ def test_a_port_of_another_server_that_answers_200(host):
     assert starts.newest_report(host, known)["crash"]["cause"] == "port_in_use"
 
 
+@starts.together
 def test_a_crash_loop_is_never_active_and_ends_at_the_limit(host):
     known = starts.reports(host)
     starts.set_pace(host, {"kind": "unknown_exception", "at": "dist_init"}, pace=0.01)
@@ -121,12 +125,13 @@ def test_a_crash_loop_is_never_active_and_ends_at_the_limit(host):
     assert engine.as_root(host, f"systemctl is-active {UNIT}").stdout.strip() == "failed"
 
 
+@starts.together
 def test_a_stop_while_it_is_awaited(host):
     known = starts.reports(host)
     starts.set_pace(host, pace=0.1)
     engine.sudo(host, f"systemctl stop {UNIT}; systemctl reset-failed {UNIT} || true")
     engine.sudo(host, f"systemctl start --no-block {UNIT}")
-    name = host.ansible.get_variables()["inventory_hostname"]
+    name = starts.name_of(host)
     inventory = controller.ROOT / "molecule/readiness_faults/inventory"
     waiting = subprocess.Popen(
         [str(controller.BIN / "ansible"), name, "-i", str(inventory), "-m", "sglang_wait",
@@ -145,6 +150,7 @@ def test_a_stop_while_it_is_awaited(host):
     assert starts.reports(host) == known
 
 
+@starts.together
 def test_a_reporter_that_hangs_does_not_keep_the_unit_down(host):
     """Not even one that has lost its own limit."""
     starts.set_pace(host, {"kind": "unknown_exception", "at": "dist_init"})
