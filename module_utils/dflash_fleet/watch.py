@@ -805,7 +805,8 @@ class Watch:
             self._finish("timeout", now, why=self._where(f"not ready within {params['timeout']:.0f} s"))
             return
         if self.ready_at is None and journal_readable() and not self.saw_stop:
-            quiet = self.tracker.stalled(now, params.get("stall"))
+            # Counted from when we look: what was done before, work and answers, is not in the journal.
+            quiet = self.tracker.stalled(now, params.get("stall"), self.began)
             if quiet is not None:
                 self._hung(now, self._where(f"no progress for {quiet:.0f} s"))
                 return

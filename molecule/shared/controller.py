@@ -48,6 +48,18 @@ def play(test_file: str, playbook: str, *arguments: str, rc: int | None = 0, tim
     return output
 
 
+def module(test_file: str, host: str, name: str, arguments: str, *more: str) -> str:
+    """One module on one host, ad hoc; its result as JSON stands in what is returned. It must succeed."""
+    inventory = Path(test_file).resolve().parents[1] / "inventory"
+    run = subprocess.run(
+        [str(BIN / "ansible"), host, "-i", str(inventory), "-m", name, "-a", arguments, *more],
+        cwd=ROOT, env={**environment(), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
 def deploy(test_file: str, *arguments: str, rc: int | None = 0) -> str:
     """The advertised command."""
     return play(test_file, "deploy-dflash.yml", *arguments, rc=rc)
