@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tempfile
 
 import controller
 import engine
@@ -79,6 +80,7 @@ def gate(host):
     return engine.read_json(host, "/run/sglang-main/gate.json")
 
 
+@starts.together
 def test_the_unit_is_ready_because_its_prober_says_so(host):
     assert engine.show(host, UNIT, "Type") == "notify"
     assert host.service(UNIT).is_running
@@ -145,14 +147,16 @@ def test_who_waits_sees_the_load_move(host):
     assert engine.as_root(host, f"systemctl is-active {UNIT}").stdout.strip() == "activating"
     output, _ = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, output
-    lines = re.findall(rf"^{name_of(host)}  +\d:\d\d  (\w+)(.*)$", output, re.M)
-    seen = [phase for phase, _rest in lines]
+    lines = re.findall(rf"^{name_of(host)}  +(\d):(\d\d)  (\w+)(.*)$", output, re.M)
+    seen = [phase for _minutes, _seconds, phase, _rest in lines]
     assert "weights" in seen, output
     assert seen[-1] == "ready", output
     order = ["launch", "dist_init", "weights", "kv_cache", "graph_capture", "warmup", "serving", "ready"]
     assert [order.index(phase) for phase in seen] == sorted(order.index(phase) for phase in seen), seen
-    assert len(seen) == len(set(seen)), "a line a change of phase, or every ten seconds"
-    assert any(re.search(r"about \d:\d\d left", rest) for _phase, rest in lines), output
+    # A line a change of phase, or every ten seconds.
+    at = [60 * int(minutes) + int(seconds) for minutes, seconds, _phase, _rest in lines]
+    assert all(seen[i] != seen[i - 1] or at[i] - at[i - 1] >= 9 for i in range(1, len(seen))), output
+    assert any(re.search(r"about \d:\d\d left", rest) for *_, rest in lines), output
     starts.set_pace(host)
 
 
@@ -176,6 +180,7 @@ def test_any_server_of_the_openai_api_can_be_waited_for(host):
     engine.sudo(host, "systemctl stop openai-like")
 
 
+@starts.together
 def test_the_limit_on_starts_covers_loads_of_the_longest_wait(host):
     text = engine.sudo(host, f"systemctl cat {UNIT}")
     burst, interval = (int(re.search(rf"^{name}=(\d+)$", text, re.M)[1]) for name in (
@@ -196,7 +201,8 @@ def test_a_stop_leaves_no_report(host):
     assert starts.reports(host) == known
 
 
-def test_a_crash_that_stays_is_reported_and_not_tried_again(host, tmp_path):
+@starts.together
+def test_a_crash_that_stays_is_reported_and_not_tried_again(host):
     engine.sudo(host, "mkdir -p /var/lib/textfile")
     serve(host, "webhook", WEBHOOK_SERVER)
     known = starts.reports(host)
@@ -226,8 +232,10 @@ def test_a_crash_that_stays_is_reported_and_not_tried_again(host, tmp_path):
     row = fleet_status(name_of(host))
     assert (row["state"], row["last_cause"]) == ("failed", "weights_corrupt")
     assert starts.REPORTS in row["note"]
-    folder = f"sglang_reports_dir={tmp_path}"
-    output = controller.play(__file__, "playbooks/diagnose.yml", "-l", name_of(host), "-e", folder)
+    with tempfile.TemporaryDirectory() as folder:
+        output = controller.play(
+            __file__, "playbooks/diagnose.yml", "-l", name_of(host), "-e", f"sglang_reports_dir={folder}"
+        )
     assert re.search(rf"weights_corrupt: .*\n?.*\(on the host: {starts.REPORTS}/", output), output
     path, _, body = engine.sudo(host, f"tail -n 1 {WEBHOOK_LOG}").partition(" ")
     told = json.loads(body)
@@ -251,7 +259,8 @@ def test_a_webhook_that_never_ends_delays_no_start_and_shows_no_key(host):
     assert report["restarts_ended"] is False
     died = next(row["at"] for row in rows if row["Result"] != "success")
     again = next(row["at"] for row in rows if row["NRestarts"] == "1")
-    assert again - died < 10, rows  # 5 s of them for the webhook, 1 s the pause
+    # 5 s for the webhook, 1 s for the pause, the rest for a busy machine; the reporter's own limit would take 20.
+    assert again - died < 17, rows
     argv = engine.sudo(host, "tr '\\0' ' ' < /run/webhook/argv")
     assert "supervisor.py report" in argv
     assert WEBHOOK not in argv
@@ -265,17 +274,24 @@ def test_a_webhook_that_never_ends_delays_no_start_and_shows_no_key(host):
 @starts.together
 def test_after_a_boot_it_serves_and_is_gated_without_ansible(host):
     """And the boot itself does not wait for the load."""
-    starts.set_pace(host, pace=0.15)
+    starts.set_pace(host, pace=0.1)
     engine.sudo(host, f"systemctl reset-failed {UNIT} || true")
     name = name_of(host)
-    controller.fleet(__file__, "reboot", name)
+    controller.fleet(__file__, "reboot", name)  # returns when systemd has no job left
     again = controller.scenario_host(__file__, name)
-    booted = "timeout 30 sh -c 'until systemctl is-active -q multi-user.target; do sleep 0.1; done'"
-    engine.sudo(again, booted)
-    assert engine.as_root(again, f"systemctl is-active {UNIT}").stdout.strip() == "activating"
-    # True until the last job of the boot, this one, is done.
-    assert again.run("systemctl is-system-running").stdout.strip() == "starting"
-    engine.sudo(again, f"timeout 90 sh -c 'until systemctl is-active -q {UNIT}; do sleep 0.3; done'")
+    assert again.run("systemctl is-system-running").stdout.strip() == "running"
+    assert engine.sudo(again, f"systemctl is-active {UNIT}").strip() == "active"
     assert gate(again)["invocation_id"] == engine.show(again, UNIT, "InvocationID")
     assert fleet_status(name)["state"] == "serving"
-    assert again.run("systemctl is-system-running --wait").stdout.strip() == "running"
+
+    def moment(unit, what):
+        return int(engine.show(again, unit, f"{what}TimestampMonotonic")) / 1e6
+
+    # The load began with the boot, logins and the target came in the middle of it, and systemd called itself
+    # `starting` until its end.
+    begun, ready = moment(UNIT, "InactiveExit"), moment(UNIT, "ActiveEnter")
+    assert ready - begun > 10
+    assert moment("multi-user.target", "ActiveEnter") < ready - 5
+    assert moment("ssh.service", "ActiveEnter") < ready - 5
+    finished = int(engine.sudo(again, "systemctl show -p FinishTimestampMonotonic --value")) / 1e6
+    assert finished >= ready
