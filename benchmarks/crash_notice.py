@@ -4,7 +4,8 @@
 Boots one rehearsal host (or takes one: --inventory DIR --host NAME), kills the main process of a unit of the real type
 again and again, and measures on the kernel's monotonic clock, which host and controller share here:
 
-  module   the watch and the diagnosis that `sglang_wait` runs, on the host: death to notice, death to return
+  module   the watch and the diagnosis that `sglang_wait` runs, on the host: death to notice, death to return. The death
+           is what the engine itself noted just before it; what systemd thinks of the time does not enter
   play     `ansible-playbook` with one sglang_wait task over SSH: death to the printed failure
   follow   a loop over `journalctl --follow`, of the same crashes as `module`
   uri      a play with ansible.builtin.uri, until: status == 200, delay: 5. It never learns of a death: it ends when its
@@ -107,7 +108,8 @@ for number in range(count):
     reader.join(5)
     follow.kill()
     follow.wait()
-    rows.append({"notice": result["timings"]["notice_ms"], "diagnosis": result["timings"]["diagnosis_ms"],
+    took = result["timings"]["diagnosis_ms"]
+    rows.append({"notice": (back - at) * 1000 - took, "diagnosis": took,
                  "return": (back - at) * 1000, "follow": (seen[0] - at) * 1000 if seen else None})
 print(json.dumps(rows))
 """
@@ -235,7 +237,7 @@ def measure(host: Host, count: int, plays: int) -> dict[str, Any]:
         for _ in range(1 if plays else 0):
             code, failed, output = host.play(URI, folder)
             loops.append((failed - host.died()) * 1000)
-    notices = [row["notice"] for row in rows if row["notice"] is not None]
+    notices = [row["notice"] for row in rows]
     return {
         "benchmark": "crash_notice",
         "host": {"notice": figures(notices), "diagnosis": figures([row["diagnosis"] for row in rows]),

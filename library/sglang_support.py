@@ -54,6 +54,11 @@ supervisor:
   type: str
   returned: always
   sample: /usr/local/lib/dflash-fleet/0.1.0/supervisor.py
+systemd:
+  description: Version of the host's systemd, which decides about some lines of a unit.
+  type: int
+  returned: always
+  sample: 257
 written:
   description: Files that were (or would be) written.
   type: list
@@ -63,6 +68,7 @@ written:
 
 import os
 import pkgutil
+import re
 import tempfile
 from pathlib import Path
 
@@ -116,6 +122,12 @@ def source(module: object) -> bytes:
     return data
 
 
+def systemd_version(module: AnsibleModule) -> int:
+    """`systemd 257 (257.9-1~deb13u1)` as 257."""
+    _code, out, _err = module.run_command(["systemctl", "--version"], check_rc=True)
+    return int(re.match(r"systemd (\d+)", out)[1])
+
+
 def main() -> None:
     """Compare and write."""
     module = AnsibleModule(
@@ -128,6 +140,7 @@ def main() -> None:
         "changed": bool(differing),
         "version": dflash_fleet.__version__,
         "supervisor": str(folder / "supervisor.py"),
+        "systemd": systemd_version(module),
         "written": [str(path) for path in differing],
     }
     if differing:

@@ -297,12 +297,12 @@ class PhaseTracker:
         """Seconds left until it serves, by the phases of the last good start; None without one."""
         return remaining(self.phase, self.seconds(now).get(self.phase, 0.0), self.percent, baseline)
 
-    def stalled(self, now: float, limits: dict[str, float] | None = None) -> float | None:
-        """Seconds without progress when they exceed the limit of the phase, else None."""
+    def stalled(self, now: float, limits: dict[str, float] | None = None, since: float = 0.0) -> float | None:
+        """Seconds without progress, from `since` on, when they exceed the limit of the phase, else None."""
         limit = {**STALL, **(limits or {})}[self.phase]
         if self.last_progress is None or limit <= 0:
             return None
-        quiet = now - self.last_progress
+        quiet = now - max(self.last_progress, since)
         return quiet if quiet >= limit else None
 
     # handing on to a later process

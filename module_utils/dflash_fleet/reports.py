@@ -23,12 +23,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import own_log, state, verdict
+from . import own_log, remedies, state, verdict
 
 LIMIT = 20  # s, for all of it
 KEEP = 20  # reports of an instance
@@ -50,6 +51,11 @@ _VAGUE = (None, "", "none", "unknown", "scheduler_hang", "start_timeout")
 def combined(crash: Mapping[str, Any], gate: Mapping[str, Any] | None) -> dict[str, Any]:
     """The diagnosis of the log, with the prober's word where it ended the unit itself and the log does not say why."""
     found = dict(crash)
+    if gate and gate.get("outcome") == "port_taken":
+        # Another server came during the load, and the log shows nothing but its end by our watchdog.
+        why = str(gate.get("reason") or "")
+        cures = remedies.remedies_for("port_in_use", (found.get("engine") or {}).get("version"))
+        return {**found, "verdict": "crashed", "cause": "port_in_use", "summary": why, "remedies": cures}
     told = (gate or {}).get("crash") or {}
     if not gate or gate.get("outcome") in (None, "ready", "stopped") or not told:
         return found
@@ -128,6 +134,22 @@ def tail(lines: Iterable[str], limit: int) -> list[str]:
             break
         kept.append(line)
     return kept[::-1]
+
+
+def post(url: str, body: bytes, problems: list[str]) -> None:
+    """POST JSON; `problems` is emptied where that went well, else what happened is added."""
+    import urllib.error  # slow to import, and few have a webhook
+    import urllib.request
+
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:
+            answer.read(1024)
+        problems.clear()
+    except urllib.error.HTTPError as error:
+        problems.append(f"HTTP {error.code}")
+    except Exception as error:
+        problems.append(type(error).__name__)
 
 
 def read_last(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -335,14 +357,12 @@ class Reporter:
 
     def call(self, report: dict[str, Any]) -> None:
         """POST the essentials to the instance's webhook. Its address is a secret: it may hold a token."""
-        import urllib.request  # slow to import, and few have a webhook
-
         try:
             url = (self.layout.credentials(self.instance) / "webhook").read_text(encoding="utf-8").strip()
         except OSError:
             return
         if not url.startswith(("http://", "https://")):
-            return
+            raise RuntimeError("the webhook's address is none of http or https")
         crash = report["crash"]
         body = {
             "host": socket.gethostname(),
@@ -351,15 +371,14 @@ class Reporter:
             "rank": rank_of(crash),
             "text": f"{socket.gethostname()}: {self.unit}: {crash.get('cause')}: {crash.get('summary')}",
         }
-        request = urllib.request.Request(  # the scheme is checked above
-            url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT) as answer:
-                answer.read(1024)
-        except (OSError, ValueError) as error:
+        problems: list[str] = ["TimeoutError"]
+        # The time-out of a request holds for each of its steps and for no name server: a thread has one for all of it.
+        poster = threading.Thread(target=post, args=(url, json.dumps(body).encode(), problems), daemon=True)
+        poster.start()
+        poster.join(WEBHOOK_TIMEOUT)
+        if problems:
             # Without the address: it may be the secret.
-            raise RuntimeError(f"the webhook did not take the report ({type(error).__name__})") from None
+            raise RuntimeError(f"the webhook did not take the report ({problems[-1]})")
 
 
 def main(arguments: list[str]) -> int:

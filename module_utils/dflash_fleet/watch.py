@@ -433,7 +433,8 @@ class Watch:
                 os.close(self.main_fd[1])
                 self.main_fd = None
                 self.main_gone_at = time.monotonic()
-                changed = True
+                # Systemd's word follows within milliseconds, and a question now would only keep it from speaking.
+                changed = changed or self.bus is None
             elif source in by_fd:
                 self._worker_died(by_fd[source], time.monotonic())
         if changed:
@@ -492,6 +493,7 @@ class Watch:
         elif active == "deactivating" and not state["MainPID"]:
             self._ended(now)  # the main process has died; systemd clears away what is left of the rest
         elif self.main_gone_at is not None and now - self.main_gone_at >= 1.0 and not units.alive(state["MainPID"]):
+            self._refresh()
             self._ended(now)  # its handle says that it is dead; systemd is slow to say so
         elif state["MainPID"] and (self.main_fd is None or self.main_fd[0] != state["MainPID"]):
             self._watch_main(state["MainPID"])
@@ -805,7 +807,8 @@ class Watch:
             self._finish("timeout", now, why=self._where(f"not ready within {params['timeout']:.0f} s"))
             return
         if self.ready_at is None and journal_readable() and not self.saw_stop:
-            quiet = self.tracker.stalled(now, params.get("stall"))
+            # Counted from when we look: what was done before, work and answers, is not in the journal.
+            quiet = self.tracker.stalled(now, params.get("stall"), self.began)
             if quiet is not None:
                 self._hung(now, self._where(f"no progress for {quiet:.0f} s"))
                 return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import testinfra
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -50,9 +51,27 @@ def play(test_file: str, playbook: str, *arguments: str, rc: int | None = 0, tim
     return output
 
 
+def module(test_file: str, host: str, name: str, arguments: str, *more: str) -> str:
+    """One module on one host, ad hoc; its result as JSON stands in what is returned. It must succeed."""
+    inventory = Path(test_file).resolve().parents[1] / "inventory"
+    run = subprocess.run(
+        [str(BIN / "ansible"), host, "-i", str(inventory), "-m", name, "-a", arguments, *more],
+        cwd=ROOT, env={**environment(), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
 def deploy(test_file: str, *arguments: str, rc: int | None = 0) -> str:
     """The advertised command."""
     return play(test_file, "deploy-dflash.yml", *arguments, rc=rc)
+
+
+def host_names(test_file: str) -> list[str]:
+    """The hosts of the scenario."""
+    spec = yaml.safe_load((Path(test_file).resolve().parents[1] / "hosts.yml").read_text())
+    return [str(host["name"]) for host in spec["hosts"]]
 
 
 def scenario_host(test_file: str, name: str) -> Any:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import controller
 import engine
 
 UNIT = "sglang-main-ep8.service"
+ACTIVE = {"ActiveState": "active"}
+FAILED = {"ActiveState": "failed"}
 REPORTS = f"{engine.ROOT}/main/state/reports"
 
 # Watches on the host itself, so that nothing between two looks over SSH is missed. Prints one JSON object per change.
@@ -26,7 +32,7 @@ end, last = time.monotonic() + seconds, None
 while time.monotonic() < end:
     row = look()
     if row != last:
-        print(json.dumps({**row, "new": row["InvocationID"] != old}), flush=True)
+        print(json.dumps({**row, "new": row["InvocationID"] != old, "at": time.monotonic()}), flush=True)
         last = row
     if row["InvocationID"] != old and row["Result"] != "success":
         for command in after:
@@ -36,6 +42,31 @@ while time.monotonic() < end:
         break
     time.sleep(0.1)
 """
+
+
+def name_of(host: Any) -> str:
+    """Its name in the inventory."""
+    return str(host.ansible.get_variables()["inventory_hostname"])
+
+
+def together(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that mostly waits: when its first host's turn comes it runs on all hosts of the scenario at once.
+
+    Each host's own turn then only brings its outcome.
+    """
+    outcomes: dict[str, dict[str, Future[None]]] = {}
+    test_file = test.__code__.co_filename
+
+    @functools.wraps(test)
+    def run(host: Any, **parameters: Any) -> None:
+        case = json.dumps(parameters, sort_keys=True)
+        if case not in outcomes:
+            hosts = {name: controller.scenario_host(test_file, name) for name in controller.host_names(test_file)}
+            with ThreadPoolExecutor(len(hosts)) as pool:
+                outcomes[case] = {name: pool.submit(test, each, **parameters) for name, each in hosts.items()}
+        outcomes[case][name_of(host)].result()
+
+    return run
 
 
 def pace_command(*failures: dict[str, Any], pace: float = 0.03) -> str:
@@ -85,3 +116,25 @@ def newest_report(host: Any, known: list[str]) -> dict[str, Any]:
     added = [name for name in reports(host) if name not in known]
     assert len(added) == 1, (known, added)
     return engine.read_json(host, f"{REPORTS}/{added[0]}/report.json")
+
+
+def failed_once(host: Any, failure: dict[str, Any], seconds: float = 90) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A start that fails, and the one by which systemd mends it; (rows, report)."""
+    known = reports(host)
+    set_pace(host, failure)
+    commands = (f"systemctl reset-failed {UNIT}", f"systemctl restart --no-block {UNIT}")
+    # The rehearsal engine's own `once` is forgotten here: RemoveIPC= clears the user's /dev/shm after each run.
+    mended = (pace_command(),)
+    rows = watch(host, {**ACTIVE, "NRestarts": "1"}, FAILED, before=commands, after=mended, seconds=seconds)
+    assert rows[-1]["ActiveState"] == "active", rows
+    return rows, newest_report(host, known)
+
+
+def first_start(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was seen before systemd tried again."""
+    return [row for row in rows if row["NRestarts"] == "0"]
+
+
+def states(rows: list[dict[str, Any]]) -> set[str]:
+    """Every ActiveState that was seen."""
+    return {row["ActiveState"] for row in rows}

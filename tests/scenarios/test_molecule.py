@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 LOGS = ROOT / ".cache" / "scenarios"
 # What every change must pass; all others are the long matrices (make test-faults).
-CORE = ("default", "incident", "real_engine")
+CORE = ("default", "incident", "readiness", "real_engine")
 # Longer than what CI has for all matrices together; run by hand: `molecule test -s NAME`.
-BY_HAND = ("check_mode", "readiness_faults")
+BY_HAND = ("check_mode",)
 ALL = sorted(
     path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml") if path.parent.name not in BY_HAND
 )

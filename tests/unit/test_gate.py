@@ -126,6 +126,20 @@ def test_the_kernel_tells_a_listeners_control_group(held):
     assert groups == {} or set(groups) == {gate.listener_for("127.0.0.1", held)["inode"]}
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_the_kernels_answer_is_what_proc_says(address, monkeypatch):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
+        one.bind((address, 0))
+        one.listen()
+        port = one.getsockname()[1]
+        told = gate.diagnosed_listeners(port)
+        monkeypatch.setattr(gate, "diagnosed_listeners", lambda _port: None)
+        read = gate.listeners(port)
+    assert [{**one, "cgroup": None} for one in told] == [{**one, "cgroup": None} for one in read]
+    assert [one["address"] for one in read] == [address]
+    assert told[0]["inode"] > 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_looking_as_the_processes_own_user():
     code = (

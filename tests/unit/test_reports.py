@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 from dflash_fleet import causes, ladder, own_log, reports, state
@@ -29,6 +34,14 @@ HUNG = {"verdict": "hung", "cause": "scheduler_hang", "summary": "no progress", 
 def test_the_probers_word_and_the_log(crash, gate, verdict, cause):
     found = reports.combined(crash, gate)
     assert (found["verdict"], found["cause"]) == (verdict, cause)
+
+
+def test_a_port_taken_during_the_load_is_no_hang():
+    gate = {"outcome": "port_taken", "reason": "port 30000 belongs to nginx", "crash": None}
+    found = reports.combined({"verdict": "hung", "cause": "unknown", "engine": {"version": "0.5.20"}}, gate)
+    assert (found["verdict"], found["cause"]) == ("crashed", "port_in_use")
+    assert found["summary"] == "port 30000 belongs to nginx"
+    assert [remedy["id"] for remedy in found["remedies"]] == ["other_port"]
 
 
 def test_reports_are_bounded_in_number_and_size():
@@ -110,6 +123,77 @@ def test_a_step_that_fails_does_not_keep_the_others(reporter, tmp_path):
     reporter.store.__name__ = "store"
     (tmp_path / "sglang/main/state").mkdir()
     assert reporter.run()
+    assert (tmp_path / "textfile/dflash-fleet-main.prom").exists()
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Takes a POST and answers as its path says."""
+
+    taken: ClassVar[list] = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.taken.append((self.path, self.headers["Content-Type"], body))
+        if "drip" in self.path:
+            for _ in range(100):  # each byte comes within any time-out of a read
+                self.wfile.write(b"H")
+                time.sleep(0.05)
+        self.send_response(500 if "broken" in self.path else 204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    monkeypatch.setattr(Webhook, "taken", [])
+    monkeypatch.setattr(reports, "WEBHOOK_TIMEOUT", 0.6)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Webhook)
+    server.daemon_threads = True
+    server.handle_error = lambda *_: None
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def told_webhook(reporter, tmp_path, url):
+    (tmp_path / "sglang/main/credentials/webhook").write_text(url + "\n")
+    return reporter.run()
+
+
+def test_the_webhook_gets_the_essentials(reporter, tmp_path, webhook):
+    report = told_webhook(reporter, tmp_path, f"{webhook}/hooks/s3cret")
+    ((path, kind, body),) = Webhook.taken
+    assert (path, kind) == ("/hooks/s3cret", "application/json")
+    assert body["host"] == socket.gethostname()
+    assert (body["cause"], body["rank"], body["restarts_ended"]) == ("missing_model_file", "TP3 EP3", True)
+    assert body["invocation_id"] == report["invocation_id"]
+    assert body["text"].endswith("missing_model_file: no weights")
+    assert "canary" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("{}/broken/s3cret", "HTTP 500"),
+        ("{}/drip/s3cret", "TimeoutError"),
+        ("http://127.0.0.1:1/s3cret", "URLError"),
+        ("file:///etc/s3cret", "none of http or https"),
+    ],
+)
+def test_a_webhook_that_fails_is_told_without_its_address_and_keeps_nobody(
+    reporter, tmp_path, webhook, monkeypatch, address, why
+):
+    told = []
+    monkeypatch.setattr(own_log, "log", lambda text, *_, **more: told.append(text))
+    begun = time.monotonic()
+    assert told_webhook(reporter, tmp_path, address.format(webhook))
+    assert time.monotonic() - begun < 2
+    assert any("call: RuntimeError" in text and why in text for text in told), told
+    assert "s3cret" not in "".join(told)
+    # All else has been done before it.
     assert (tmp_path / "textfile/dflash-fleet-main.prom").exists()
 
 

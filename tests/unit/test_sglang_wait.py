@@ -456,6 +456,28 @@ def test_hang_in_a_phase(host):
     assert result["crash"]["phase"] == "weights"
 
 
+def test_an_engine_that_has_served_for_long_gets_its_gate_first(host):
+    host.start()
+    serve(host)
+    host.entries[-1]["__MONOTONIC_TIMESTAMP"] = str(int((time.monotonic() - 9000) * 1e6))
+    host.state["ExecMainStartTimestampMonotonic"] = int((time.monotonic() - 9100) * 1e6)
+    with FakeServer(delay=0.3) as server:
+        result = wait(server, stall={"serving": 5})
+    assert result["outcome"] == "ready", result["reason"]
+
+
+def test_a_hang_is_counted_from_when_somebody_looks(host):
+    """What happened before is not known: work leaves no lines."""
+    host.start()
+    host.log("Load weight begin.", " TP0")
+    host.entries[-1]["__MONOTONIC_TIMESTAMP"] = str(int((time.monotonic() - 900) * 1e6))
+    host.state["ExecMainStartTimestampMonotonic"] = int((time.monotonic() - 901) * 1e6)
+    assert wait(poll="once", stall={"weights": 0.3})["finished"] is False
+    result = wait(diagnose=Diagnosis("running", "none"), stall={"weights": 0.3})
+    assert result["outcome"] == "hung"
+    assert 0.3 <= result["took"] < 3
+
+
 def test_work_without_lines_is_no_hang(host, monkeypatch):
     host.start()
     host.log("Load weight begin.", " TP0")

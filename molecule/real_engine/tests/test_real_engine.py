@@ -6,12 +6,11 @@ The tests build on one another in this order; each leaves the engine serving.
 from __future__ import annotations
 
 import re
-import shlex
 import sys
-import time
 
 import controller
 import engine
+import starts
 
 sys.path.insert(0, str(controller.ROOT / "rehearsal"))
 import models
@@ -27,18 +26,7 @@ VARIED = (
     "-e", "sglang_drafter_model=dflash-fleet/tiny-dflash-drafter-random",
     "-e", "sglang_drafter_revision=df615c9e5acbc435ace3c1c3c6de83853240a4b7",
 )
-READY = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:30000/ready', timeout=30).status)"
 NEAR_TIE = 0.01  # in log probability; bfloat16 makes equal tokens trade places
-
-
-def ready_again(host, seconds=180):
-    """Wait for a start that no playbook watches."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if host.run(f"python3 -c {shlex.quote(READY)}").stdout.strip() == "200":
-            return
-        time.sleep(1)
-    raise AssertionError(engine.journal(host, UNIT)[-4000:])
 
 
 def test_accept_length_is_the_one_the_pair_was_made_for(host):
@@ -64,12 +52,42 @@ def test_it_is_the_real_engine(host):
     assert "rehearsal" not in engine.sudo(host, f"cat /etc/systemd/system/{UNIT}")
 
 
+def gated(host):
+    """The unit is active because its prober has seen this start generate."""
+    verdict = engine.read_json(host, "/run/sglang-main/gate.json")
+    assert engine.show(host, UNIT, "ActiveState") == "active"
+    assert verdict["invocation_id"] == engine.show(host, UNIT, "InvocationID")
+    assert verdict["outcome"] == "ready"
+    assert verdict["smoke"]["accept_length"] == 8.0
+    assert engine.show(host, UNIT, "StatusText").startswith("serving: ready in ")
+
+
+def test_it_passes_through_the_same_unit_and_gate(host):
+    assert engine.show(host, UNIT, "Type") == "notify"
+    gated(host)
+
+
 def test_it_survives_a_restart(host):
     before = engine.show(host, UNIT, "InvocationID")
+    # Returns when the gate has passed.
     engine.sudo(host, f"systemctl restart {UNIT}")
-    ready_again(host)
     assert engine.show(host, UNIT, "InvocationID") != before
+    gated(host)
     assert engine.generate(host, PROMPTS[0], 64)["meta_info"]["spec_accept_length"] == 8.0
+
+
+def test_a_killed_scheduler_is_reported_and_mended_by_systemd(host):
+    before = engine.show(host, UNIT, "InvocationID")
+    engine.sudo(host, f"pkill -KILL -f '^sglang::scheduler' --cgroup $(systemctl show {UNIT} -p ControlGroup --value)")
+    again = f"[ $(systemctl show {UNIT} -p InvocationID --value) != {before} ] && systemctl is-active -q {UNIT}"
+    engine.sudo(host, f"timeout 150 sh -c 'until {again}; do sleep 0.5; done'")
+    gated(host)
+    assert engine.show(host, UNIT, "NRestarts") == "1"
+    (newest,) = [name for name in starts.reports(host) if name.endswith(before[:8])]
+    report = engine.read_json(host, f"{starts.REPORTS}/{newest}/report.json")
+    assert report["crash"]["verdict"] == "crashed"
+    assert report["crash"]["phase"] == "serving"
+    assert report["restarts_ended"] is False
 
 
 def test_it_stops_cleanly_with_exit_0(host):
