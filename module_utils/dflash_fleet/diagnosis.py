@@ -571,7 +571,7 @@ def _read_processes(analysis: Analysis) -> None:
 
 def _words(pieces: Sequence[Piece]) -> frozenset[str]:
     """Words that whole lines of this log and the cause table hold: they tell a cut between words from one inside a word."""
-    found = set(causes.words())
+    found = set(causes.words()) | tracebacks.SENTENCE_WORDS
     halves: set[Any] = set()
     for piece in pieces[:20_000]:
         rest = piece.key in halves
@@ -1260,8 +1260,12 @@ def _phase(analysis: Analysis, failure: Failure | None, process: Process | None,
 _ANY_PHASE = re.compile("|".join(f"(?:{pattern.pattern})" for _phase_name, pattern in _PHASE_MARKS))
 
 
+# One of these words is in every line that `_PHASE_MARKS` knows: a plain look is much faster than the patterns.
+_PHASE_WORDS = ("fired up", "tart", "Uvicorn", "aptur", "oad", "Cache", "KV", "Memory pool", "max_total_num", "larger than", "Init", "world", "init_dist", "nccl", "parallel")
+
+
 def _line_phase(text: str, analysis: Analysis) -> str:
-    if not _ANY_PHASE.search(text):
+    if not any(word in text for word in _PHASE_WORDS) or not _ANY_PHASE.search(text):
         return ""
     for phase, pattern in _PHASE_MARKS:
         if pattern.search(text):

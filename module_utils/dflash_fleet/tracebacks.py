@@ -370,6 +370,21 @@ _SPECIAL = re.compile(
 )
 
 
+#: What Python, its libraries and the engines print around a failure, whatever it is. A cut inside one of these words is no
+#: blank, even where both halves are words too (an|other).
+SENTENCES = (
+    "Traceback (most recent call last):", "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:", "Exception Group Traceback", "Previous line repeated more times",
+    "Fatal Python error: Segmentation fault Aborted Bus error Illegal instruction Floating point exception", "Current thread most recent call first",
+    "terminate called after throwing an instance of without an active exception recursively what", "Extension modules total",
+    "Scheduler hit an exception", "Detokenizer hit an exception", "Received sigquit from a child process. It usually means the child failed.",
+    "SIGQUIT received. signum frame It usually means one child failed.", "Subprocess crashed with exit code. Triggering SIGQUIT for cleanup",
+    "scheduler died during initialization exit code", "Capture cuda graph failed", "Possible solutions", "Watchdog timeout", "Memory access fault by",
+    "Exception ignored in", "sub-exceptions", "Initialization failed", "Engine core initialization failed. See root cause above",
+)  # fmt: skip
+SENTENCE_WORDS = frozenset(re.findall(r"[a-z]{2,20}", " ".join(SENTENCES).lower()))
+
+
 class _Cursor:
     """A position in the lines of one process."""
 
