@@ -99,7 +99,7 @@ def diagnose(folder: Path) -> dict[str, Any]:
     from dflash_fleet import diagnosis, journal
 
     collected = journal.collect(UNIT, None, str(folder))
-    return diagnosis.diagnose(collected.entries, collected.unit, collected.invocation_id, "0.5.11", kernel_entries=collected.kernel, gaps=collected.gaps)
+    return diagnosis.diagnose_collected(collected, engine_version="0.5.11")
 
 
 def floor(folder: Path, turns: int) -> float:

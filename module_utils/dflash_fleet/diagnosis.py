@@ -1788,6 +1788,28 @@ def diagnose(
     return dict(redact_all(result, tuple(secrets)))
 
 
+def diagnose_collected(collected: journal.Collected, invocation_id: str | None = None, **options: Any) -> dict[str, Any]:
+    """`diagnose` on what module journal has read, with its gaps and, where the cause asks for it, the run before.
+
+    The one way from a journal to a finding: module journal_crash, sglang_wait and the reporter on a host all take it.
+    """
+
+    def look() -> dict[str, Any]:
+        return diagnose(
+            collected.entries,
+            collected.unit,
+            invocation_id=invocation_id or collected.invocation_id,
+            kernel_entries=collected.kernel,
+            gaps=collected.gaps,
+            **options,
+        )
+
+    result = look()
+    if result["cause"] in OPPOSED and journal.add_previous_run(collected):
+        result = look()
+    return result
+
+
 def _behind_the_hang(analysis: Analysis, first: Failure) -> Failure:
     """Ranks that wait complain first; where the kernel names the process whose GPU failed before, that one was first."""
     for xid in analysis.xids:
@@ -2350,4 +2372,4 @@ def report_text(result: Mapping[str, Any], host: str = "", seconds: float | None
     return redact("\n".join(lines)) + "\n"
 
 
-__all__ = ["Prefix", "diagnose", "empty_result", "headline", "iso", "report_text"]
+__all__ = ["Prefix", "diagnose", "diagnose_collected", "empty_result", "headline", "iso", "report_text"]

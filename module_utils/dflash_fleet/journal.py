@@ -92,6 +92,7 @@ TAIL_BYTES = 12 << 20
 QUIET_ENTRIES = 150  # so many entries without a marker before the oldest one: walking further back finds nothing new
 MAX_SCAN_ENTRIES = 400_000
 MAX_SCAN_SECONDS = 20.0
+F_SETPIPE_SZ = 1031  # <fcntl.h>; Python names it from 3.10 on
 PIPE_BYTES = 512 << 10
 MAX_LINE_BYTES = 8 << 20
 MAX_MESSAGE_CHARS = 64 << 10
@@ -717,8 +718,9 @@ class Query:
         except OSError as error:
             raise JournalError(f"cannot run journalctl: {error}") from error
         # Room for a whole crash: journalctl then works on while this process looks at another one's answer.
-        with contextlib.suppress(OSError, AttributeError):
-            fcntl.fcntl(self.process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[arg-type]  (Python >= 3.10; without it all is only slower)
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.process.stdout.fileno(), F_SETPIPE_SZ, PIPE_BYTES)
         self.timed_out = False
         self.oversized = 0
 

@@ -189,16 +189,16 @@ def _seam(left: str, right: str, words: frozenset[str]) -> str:
         return ""
     if "File" in left[:60] and left.count('"') % 2:
         return ""  # inside a path
+    before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
+    if before is not None and after is not None and (before.group() + after.group()).lower() in words:
+        return ""  # in|stance, an|other: both halves may be words of their own
     if _WANTS_BLANK.search(left[-40:]):
         return " "
-    before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
     if before is None or after is None:
         return ""
     if (right[0].isupper() and ": " not in left) or _DOTTED.match(left):
         return ""  # CalledProcess|Error, torch.Out|OfMemoryError: inside a name
     first, second = before.group().lower(), after.group().lower()
-    if first + second in words:
-        return ""
     return " " if first in words and second in words else ""
 
 
