@@ -99,7 +99,17 @@ def diagnose(folder: Path) -> dict[str, Any]:
     from dflash_fleet import diagnosis, journal
 
     collected = journal.collect(UNIT, None, str(folder))
-    return diagnosis.diagnose(collected.entries, collected.unit, collected.invocation_id, "0.5.11", kernel_entries=collected.kernel, gaps=collected.gaps)
+    return diagnosis.diagnose_collected(collected, engine_version="0.5.11")
+
+
+def floor(folder: Path, turns: int) -> float:
+    """Milliseconds of one journalctl that prints the newest entry: starting it and opening the files, which no diagnosis can avoid."""
+    times = []
+    for _turn in range(turns + 1):
+        began = time.perf_counter()
+        subprocess.run(["journalctl", "-q", "-D", str(folder), "-n", "1", "-o", "json"], check=True, stdout=subprocess.DEVNULL)
+        times.append((time.perf_counter() - began) * 1000)
+    return round(statistics.median(times[1:]), 1)
 
 
 def in_child(folder: Path, turns: int) -> dict[str, Any]:
@@ -166,6 +176,8 @@ def main() -> int:
         folder = build(size)
         print(f"{size} entries: measuring", file=sys.stderr)
         row = in_child(folder, options.turns)
+        row["journalctl_floor_ms"] = floor(folder, options.turns)
+        row["journal_files"] = len(list(folder.glob("*.journal")))
         row["journal_mb"] = round(sum(path.stat().st_size for path in folder.glob("*.journal")) / 1e6, 1)
         if not options.skip_baselines:
             row["grep_tail_s"] = round(by_hand(folder), 2)

@@ -222,22 +222,9 @@ def main() -> None:
         if not params["journal_file"]:
             version = version or runfacts.installed_version(collected.entries)
             in_effect.update(runfacts.unit_limits(collected.unit))
-
-        def diagnose():
-            return diagnosis.diagnose(
-                collected.entries,
-                collected.unit,
-                invocation_id=collected.invocation_id,
-                engine_version=version,
-                in_effect=in_effect,
-                kernel_entries=collected.kernel,
-                gaps=collected.gaps,
-                extra_causes=params["causes"],
-            )
-
-        result = diagnose()
-        if result["cause"] in diagnosis.OPPOSED and journal.add_previous_run(collected):
-            result = diagnose()
+        result = diagnosis.diagnose_collected(
+            collected, engine_version=version, in_effect=in_effect, extra_causes=params["causes"]
+        )
     except (journal.JournalError, causes.CauseError) as error:
         module.fail_json(msg=str(error))
     host = "" if params["journal_file"] else socket.gethostname()

@@ -288,14 +288,11 @@ def main():
     def diagnose(invocation, ended):
         collected = _read_all(unit, invocation, ended)
         wait.late(collected.entries)
-        return diagnosis.diagnose(
-            collected.entries,
-            unit,
+        return diagnosis.diagnose_collected(
+            collected,
             invocation_id=invocation,
             engine_version=version or runfacts.installed_version(collected.entries),
             in_effect=in_effect,
-            kernel_entries=collected.kernel,
-            gaps=collected.gaps,
             secrets=[params["api_key"]] if params["api_key"] else [],
         )
 

@@ -571,7 +571,7 @@ def _read_processes(analysis: Analysis) -> None:
 
 def _words(pieces: Sequence[Piece]) -> frozenset[str]:
     """Words that whole lines of this log and the cause table hold: they tell a cut between words from one inside a word."""
-    found = set(causes.words())
+    found = set(causes.words()) | tracebacks.SENTENCE_WORDS
     halves: set[Any] = set()
     for piece in pieces[:20_000]:
         rest = piece.key in halves
@@ -1260,8 +1260,12 @@ def _phase(analysis: Analysis, failure: Failure | None, process: Process | None,
 _ANY_PHASE = re.compile("|".join(f"(?:{pattern.pattern})" for _phase_name, pattern in _PHASE_MARKS))
 
 
+# One of these words is in every line that `_PHASE_MARKS` knows: a plain look is much faster than the patterns.
+_PHASE_WORDS = ("fired up", "tart", "Uvicorn", "aptur", "oad", "Cache", "KV", "Memory pool", "max_total_num", "larger than", "Init", "world", "init_dist", "nccl", "parallel")
+
+
 def _line_phase(text: str, analysis: Analysis) -> str:
-    if not _ANY_PHASE.search(text):
+    if not any(word in text for word in _PHASE_WORDS) or not _ANY_PHASE.search(text):
         return ""
     for phase, pattern in _PHASE_MARKS:
         if pattern.search(text):
@@ -1782,6 +1786,28 @@ def diagnose(
     _find_gaps(analysis, report, first, verdict)
     result = _assemble(analysis, verdict, cause, phase, first, process, report, fatal)
     return dict(redact_all(result, tuple(secrets)))
+
+
+def diagnose_collected(collected: journal.Collected, invocation_id: str | None = None, **options: Any) -> dict[str, Any]:
+    """`diagnose` on what module journal has read, with its gaps and, where the cause asks for it, the run before.
+
+    The one way from a journal to a finding: module journal_crash, sglang_wait and the reporter on a host all take it.
+    """
+
+    def look() -> dict[str, Any]:
+        return diagnose(
+            collected.entries,
+            collected.unit,
+            invocation_id=invocation_id or collected.invocation_id,
+            kernel_entries=collected.kernel,
+            gaps=collected.gaps,
+            **options,
+        )
+
+    result = look()
+    if result["cause"] in OPPOSED and journal.add_previous_run(collected):
+        result = look()
+    return result
 
 
 def _behind_the_hang(analysis: Analysis, first: Failure) -> Failure:
@@ -2346,4 +2372,4 @@ def report_text(result: Mapping[str, Any], host: str = "", seconds: float | None
     return redact("\n".join(lines)) + "\n"
 
 
-__all__ = ["Prefix", "diagnose", "empty_result", "headline", "iso", "report_text"]
+__all__ = ["Prefix", "diagnose", "diagnose_collected", "empty_result", "headline", "iso", "report_text"]

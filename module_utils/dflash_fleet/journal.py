@@ -14,8 +14,10 @@ Facts relied on (systemd 252 and later):
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -66,13 +68,22 @@ _KEPT = frozenset(FIELDS) | {
     "_SOURCE_REALTIME_TIMESTAMP",
 }
 
-# Lines that a diagnosis may hang on: only these and their surroundings are kept from a log too long to keep whole.
-MARKER = re.compile(
-    r"Traceback|hit an exception|(?:Error|Exception)\b(?!: 0)|Fatal Python|terminate called|sigquit|SIGQUIT|SIGTERM|crashed with exit|died|[Ww]atchdog"
-    r"|Segmentation|Assertion|CUDA|NCCL (?:error|WARN)|ProcessGroupNCCL|[Oo]ut of memory|[Nn]ot enough memory|No space left|kill_process_tree|[Kk]illed"
-    r"|Initialization failed|Health check failed|error:|^usage:|Xid|Memory access fault|backtrace|Caught signal|SIGSEGV|SIGABRT|F\d{4} |length of new_indices"
-    r"|server_args=|fired up and ready|Load weight|KV Cache|Capture|Init (?:torch|parallel)|Uvicorn running|host memory for hierarchical|stack smashing|free\(\):|malloc"
-)
+# Lines that a diagnosis may hang on: only these and their surroundings are kept from a log too long to keep whole. Plain
+# words first: looking for each of them is ten times faster than one pattern of all of them, and every line is looked at.
+_MARKS = (
+    "Traceback", "hit an exception", "Fatal Python", "terminate called", "sigquit", "SIGQUIT", "SIGTERM", "crashed with exit", "died", "atchdog",
+    "Segmentation", "Assertion", "CUDA", "NCCL error", "NCCL WARN", "ProcessGroupNCCL", "ut of memory", "ot enough memory", "No space left", "kill_process_tree", "Killed", "killed",
+    "Initialization failed", "Health check failed", "error:", "Xid", "Memory access fault", "backtrace", "Caught signal", "SIGSEGV", "SIGABRT", "length of new_indices",
+    "server_args=", "fired up and ready", "Load weight", "KV Cache", "Capture", "Init torch", "Init parallel", "Uvicorn running", "host memory for hierarchical", "stack smashing",
+    "free():", "malloc",
+)  # fmt: skip
+_MARK_PATTERN = re.compile(r"^usage:|(?:Error|Exception)\b(?!: 0)|F\d{4} ")
+
+
+def marked(text: str) -> bool:
+    """Does a diagnosis perhaps hang on this line?"""
+    return any(word in text for word in _MARKS) or bool(_MARK_PATTERN.search(text))
+
 
 HEAD_ENTRIES = 400  # the start of an invocation: arguments, phases
 HEAD_ENTRIES_INDEXED = 120  # where the journal's index gives the end at once, the start is read for arguments and phases alone
@@ -81,12 +92,16 @@ TAIL_BYTES = 12 << 20
 QUIET_ENTRIES = 150  # so many entries without a marker before the oldest one: walking further back finds nothing new
 MAX_SCAN_ENTRIES = 400_000
 MAX_SCAN_SECONDS = 20.0
+F_SETPIPE_SZ = 1031  # <fcntl.h>; Python names it from 3.10 on
+PIPE_BYTES = 512 << 10
 MAX_LINE_BYTES = 8 << 20
 MAX_MESSAGE_CHARS = 64 << 10
 KERNEL_ENTRIES = 2000
 PREVIOUS_ENTRIES = 400
 TOLD_ENTRIES = 20  # what PID 1 last said of the unit: enough for the runs that matter
 AFTER_END_US = 5 * 1_000_000
+PEEKED_ENTRIES = 24  # PID 1's last words about a run stand among so many
+BESIDE_US = 5 * 1_000_000
 KERNEL_BEFORE_US = 300 * 1_000_000
 KERNEL_AFTER_US = 30 * 1_000_000
 
@@ -485,7 +500,7 @@ class Keeper:
         pid = first(entry, "_PID", "SYSLOG_PID")
         text = text_of(entry.get("MESSAGE")) or ""
         systemd = bool(entry.get("MESSAGE_ID")) or is_kernel(entry)
-        if systemd or MARKER.search(text):
+        if systemd or marked(text):
             self.follow[pid] = 80
         left = self.follow.get(pid, 0)
         if not left:
@@ -702,6 +717,10 @@ class Query:
             )
         except OSError as error:
             raise JournalError(f"cannot run journalctl: {error}") from error
+        # Room for a whole crash: journalctl then works on while this process looks at another one's answer.
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.process.stdout.fileno(), F_SETPIPE_SZ, PIPE_BYTES)
         self.timed_out = False
         self.oversized = 0
 
@@ -806,72 +825,112 @@ def _newest_boot(source: Journalctl) -> str:
     return first(newest[0], "_BOOT_ID") if newest else ""
 
 
-def _beside(source: Journalctl, unit: str, begin: int, end: int | None) -> Query:
+def _beside(source: Journalctl, unit: str, begin: int | None, end: int | None) -> Query:
     """What the kernel, systemd-coredump and journald wrote in a stretch of time, newest first."""
-    around = [f"--since=@{max(0, begin - 5_000_000) / 1e6:.6f}"]
+    around = [f"--since=@{max(0, begin - BESIDE_US) / 1e6:.6f}"] if begin is not None else []
     if end is not None:
         around.append(f"--until=@{(end + KERNEL_AFTER_US) / 1e6:.6f}")
     matches = ["_TRANSPORT=kernel", "+", f"MESSAGE_ID={MSG_COREDUMP}", f"COREDUMP_UNIT={unit}", "+", f"MESSAGE_ID={MSG_DROPPED}"]
     return source.start(matches, reverse=True, limit=KERNEL_ENTRIES, extra=around)
 
 
+def _ended_last(peeked: Iterable[Entry]) -> tuple[str, int | None]:
+    """From the unit's newest entries, newest first: the run they end with and when, empty where they do not end with one."""
+    seen = ""
+    for entry in peeked:
+        invocation = invocation_of(entry)
+        if not invocation:
+            continue
+        if seen and invocation != seen:
+            return "", None
+        seen = invocation
+        if first(entry, "MESSAGE_ID") in ENDED_IDS:
+            return invocation, realtime(entry)
+    return "", None
+
+
 def read_invocation(unit: str, invocation_id: str | None = None, source: Journalctl | None = None) -> Collected:
     """Entries of one invocation of a unit from journalctl, with the kernel's of the same boot and time."""
     source = source or Journalctl()
     unit = unit_name(unit)
+    with contextlib.ExitStack() as queries:
+        return _read_invocation(source, unit, (invocation_id or "").replace("-", ""), queries)
+
+
+def _read_invocation(source: Journalctl, unit: str, wanted: str, queries: contextlib.ExitStack) -> Collected:
+    chosen: str | None = wanted or None
     told: list[Entry] = []
-    cut_off = False
-    chosen = (invocation_id or "").replace("-", "") or None
+    cut_off = over = False
+    end: int | None = None
+    begin: int | None = None
     # The last lines of a process that is gone lose their invocation id (journald looks it up when it reads them), so the
     # end is read by unit, and whatever names another run is left out.
     by_unit = [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}"]
-    guess: Query | None = None
+    tail_query: Query | None = None
+    tail_entries: Iterator[Entry] = iter(())
     if chosen is None:
-        # Mostly the run asked for is the newest: its end is on the way while it is being looked for.
-        guess = source.start(by_unit, reverse=True)
-        chosen, told, cut_off = find_invocation(source, unit)
-        if not told or invocation_of(next((entry for entry in told if invocation_of(entry)), {})) != chosen:
-            guess.close()
-            guess = None
+        # Mostly the run asked for has just ended: then the newest entries say so, and nothing else need be asked first.
+        tail_query = queries.enter_context(source.start(by_unit, reverse=True))
+        stream = tail_query.entries(seconds=MAX_SCAN_SECONDS)
+        peeked = list(itertools.islice(stream, PEEKED_ENTRIES))
+        tail_entries = itertools.chain(peeked, stream)
+        newest, end = _ended_last(peeked)
+        if newest:
+            chosen, over = newest, True
+        else:
+            chosen, told, cut_off = find_invocation(source, unit)
+            if not told or invocation_of(next((entry for entry in told if invocation_of(entry)), {})) != chosen:
+                tail_query.close()
+                tail_query = None
     collected = Collected(unit=unit, invocation_id=chosen, source=source)
     if chosen is None:
         if source.errors:
             collected.gaps.append("the journal could not be read: " + source.errors[0])
         return collected
     by_run = [f"_SYSTEMD_INVOCATION_ID={chosen}", "+", f"INVOCATION_ID={chosen}"]
-    bounds = [moment for entry in told if invocation_of(entry) == chosen for moment in [realtime(entry)] if moment is not None]
-    over = any(invocation_of(entry) == chosen and is_end(entry) for entry in told)
-    if not bounds:
-        newest = source.fetch(by_run, reverse=True, limit=1)
-        bounds = [moment for moment in (realtime(entry) for entry in newest) if moment is not None]
-        over = bool(bounds) and not invocation_id
-    until = [f"--until=@{(max(bounds) + AFTER_END_US) / 1e6:.6f}"] if bounds and (over or invocation_id) else []
+    until: list[str] = []
+    if not over:
+        bounds = [moment for entry in told if invocation_of(entry) == chosen for moment in [realtime(entry)] if moment is not None]
+        over = any(invocation_of(entry) == chosen and is_end(entry) for entry in told)
+        if not bounds:
+            newest_of_run = source.fetch(by_run, reverse=True, limit=1)
+            bounds = [moment for moment in (realtime(entry) for entry in newest_of_run) if moment is not None]
+            over = bool(bounds) and not wanted
+        if bounds and (over or wanted):
+            until = [f"--until=@{(max(bounds) + AFTER_END_US) / 1e6:.6f}"]
+        if bounds and told:
+            begin, end = min(bounds), max(bounds) if over else None
     # All that is known by now is read at the same time: most of the cost is starting journalctl and opening the files.
-    early = _beside(source, unit, min(bounds), max(bounds) if over else None) if bounds and told else None
-    try:
-        with source.start(by_run) as head_query, guess or source.start(by_unit, reverse=True, extra=until) as tail_query:
-            tail, reached_start = _read_back(tail_query, collected)
-            head: list[Entry] = []
-            if not reached_start:
-                for entry in head_query.entries(seconds=5.0):
-                    head.append(project(entry))
-                    if len(head) >= HEAD_ENTRIES_INDEXED:
-                        break
-        cursors = {entry.get("__CURSOR") for entry in tail}
-        entries = [entry for entry in head if entry.get("__CURSOR") not in cursors] + tail
-        times = [moment for moment in (realtime(entry) for entry in entries) if moment is not None]
-        if times:
-            boot = first(entries[-1], "_BOOT_ID")
-            with early or _beside(source, unit, min(times), max(times)) as query:
-                beside = [project(entry) for entry in query.entries(seconds=5.0)]
-            for entry in reversed(beside):
-                if not is_kernel(entry):
-                    entries += [entry] if about_unit(entry, unit) else []
-                elif first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE")):
-                    collected.kernel.append(entry)
-    finally:
-        if early is not None:
-            early.close()
+    head_query = queries.enter_context(source.start(by_run))
+    beside: Query | None = None
+    if end is not None or begin is not None:
+        beside = queries.enter_context(_beside(source, unit, begin, end))
+    if tail_query is None:
+        tail_query = queries.enter_context(source.start(by_unit, reverse=True, extra=until))
+        tail_entries = tail_query.entries(seconds=MAX_SCAN_SECONDS)
+    tail, reached_start = _read_back(tail_query, tail_entries, collected)
+    head: list[Entry] = []
+    if not reached_start:
+        for entry in head_query.entries(seconds=5.0):
+            head.append(project(entry))
+            if len(head) >= HEAD_ENTRIES_INDEXED:
+                break
+    cursors = {entry.get("__CURSOR") for entry in tail}
+    entries = [entry for entry in head if entry.get("__CURSOR") not in cursors] + tail
+    times = [moment for moment in (realtime(entry) for entry in entries) if moment is not None]
+    if times:
+        boot = first(entries[-1], "_BOOT_ID")
+        beside = beside or queries.enter_context(_beside(source, unit, min(times), max(times)))
+        found = []
+        for entry in beside.entries(seconds=5.0):
+            if (realtime(entry) or 0) < min(times) - BESIDE_US:
+                break  # newest first: the rest is older still
+            found.append(project(entry))
+        for entry in reversed(found):
+            if not is_kernel(entry):
+                entries += [entry] if about_unit(entry, unit) else []
+            elif first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE")):
+                collected.kernel.append(entry)
     context = [entry for entry in reversed(told) if invocation_of(entry) != chosen]
     if cut_off and not context:
         collected.gaps.append("the journal holds no end of this run: the host was reset, froze or lost power")
@@ -909,7 +968,7 @@ _CERTAIN = re.compile(
 _TRAILING = re.compile(r"ProcessGroupNCCL|NCCL|[Ww]atchdog|Connection (?:closed|reset)|Health check failed|TCPStore")
 
 
-def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
+def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> tuple[list[Entry], bool]:
     """Walk back from the end of the run until the failure and a quiet stretch before it are read. True: the start was reached."""
     kept: deque[list[Entry]] = deque()
     chunk: list[Entry] = []
@@ -926,7 +985,7 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
         return entries
 
     chosen = collected.invocation_id
-    for entry in query.entries(seconds=MAX_SCAN_SECONDS):
+    for entry in stream:
         of_run = invocation_of(entry)
         if of_run and of_run != chosen:
             if count:
@@ -940,7 +999,7 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
         chunk.append(entry)
         size += _weight(entry)
         text = text_of(entry.get("MESSAGE")) or ""
-        if MARKER.search(text[:4096]) or text.startswith(("  File ", "    ")):
+        if text.startswith(("  File ", "    ")) or marked(text[:4096]):
             quiet = 0
             certain = certain or bool(_CERTAIN.search(text[:4096]))
             trailing = trailing or bool(_TRAILING.search(text[:4096]))
@@ -953,7 +1012,7 @@ def _read_back(query: Query, collected: Collected) -> tuple[list[Entry], bool]:
             # Beyond the tail only stretches with a marker are worth their memory.
             if size > TAIL_BYTES or count > TAIL_ENTRIES:
                 if (
-                    any(MARKER.search((text_of(item.get("MESSAGE")) or "")[:4096]) for item in chunk)
+                    any(marked((text_of(item.get("MESSAGE")) or "")[:4096]) for item in chunk)
                     and size < 3 * TAIL_BYTES
                 ):
                     kept.append(_thin(chunk))

@@ -248,14 +248,11 @@ class Reporter:
             with contextlib.suppress(KeyError):
                 effect = ladder.in_effect(release)
         effect.update(runfacts.unit_limits(self.unit))
-        return diagnosis.diagnose(
-            collected.entries,
-            self.unit,
+        return diagnosis.diagnose_collected(
+            collected,
             invocation_id=self.invocation,
             engine_version=version or runfacts.installed_version(collected.entries),
             in_effect=effect,
-            kernel_entries=collected.kernel,
-            gaps=collected.gaps,
             secrets=self.secrets,
         )
 

@@ -189,16 +189,16 @@ def _seam(left: str, right: str, words: frozenset[str]) -> str:
         return ""
     if "File" in left[:60] and left.count('"') % 2:
         return ""  # inside a path
+    before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
+    if before is not None and after is not None and (before.group() + after.group()).lower() in words:
+        return ""  # in|stance, an|other: both halves may be words of their own
     if _WANTS_BLANK.search(left[-40:]):
         return " "
-    before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
     if before is None or after is None:
         return ""
     if (right[0].isupper() and ": " not in left) or _DOTTED.match(left):
         return ""  # CalledProcess|Error, torch.Out|OfMemoryError: inside a name
     first, second = before.group().lower(), after.group().lower()
-    if first + second in words:
-        return ""
     return " " if first in words and second in words else ""
 
 
@@ -368,6 +368,21 @@ _SPECIAL = re.compile(
     r"|Subprocess \S+ \(pid=|Rank \d+ scheduler|\S+: UserWarning|.{1,200}: (?:User|Future|Runtime|Deprecation)Warning: |INFO:|Capturing batches|Loading safetensors"
     r"|Killed$|nanobind: |\[W\d{3,4} |usage: |crash dump already performed|Waiting for |Finished server process|Multi-thread loading|To exit: )"
 )
+
+
+#: What Python, its libraries and the engines print around a failure, whatever it is. A cut inside one of these words is no
+#: blank, even where both halves are words too (an|other).
+SENTENCES = (
+    "Traceback (most recent call last):", "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:", "Exception Group Traceback", "Previous line repeated more times",
+    "Fatal Python error: Segmentation fault Aborted Bus error Illegal instruction Floating point exception", "Current thread most recent call first",
+    "terminate called after throwing an instance of without an active exception recursively what", "Extension modules total",
+    "Scheduler hit an exception", "Detokenizer hit an exception", "Received sigquit from a child process. It usually means the child failed.",
+    "SIGQUIT received. signum frame It usually means one child failed.", "Subprocess crashed with exit code. Triggering SIGQUIT for cleanup",
+    "scheduler died during initialization exit code", "Capture cuda graph failed", "Possible solutions", "Watchdog timeout", "Memory access fault by",
+    "Exception ignored in", "sub-exceptions", "Initialization failed", "Engine core initialization failed. See root cause above",
+)  # fmt: skip
+SENTENCE_WORDS = frozenset(re.findall(r"[a-z]{2,20}", " ".join(SENTENCES).lower()))
 
 
 class _Cursor:

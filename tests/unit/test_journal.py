@@ -105,9 +105,7 @@ def test_a_journal_file_answers_as_its_export(tmp_path: Path, name: str) -> None
 
     def answer(path: str) -> dict[str, Any]:
         collected = journal.collect(source.unit, None, path)
-        result = diagnosis.diagnose(collected.entries, collected.unit, collected.invocation_id, kernel_entries=collected.kernel, gaps=collected.gaps)
-        if result["cause"] in diagnosis.OPPOSED and journal.add_previous_run(collected):
-            result = diagnosis.diagnose(collected.entries, collected.unit, collected.invocation_id, kernel_entries=collected.kernel, gaps=collected.gaps)
+        result = diagnosis.diagnose_collected(collected)
         return {key: value for key, value in result.items() if key not in ("evidence", "gaps")}
 
     one, other = answer(str(tmp_path / "x.journal")), answer(str(tmp_path / "x.json"))
