@@ -1,12 +1,12 @@
-"""A package repository for the scenario gpu_host: small packages that stand for NVIDIA's, and the real ones beside them.
+"""A package repository for the scenario gpu_host: small packages in the place of NVIDIA's, and real ones beside them.
 
     repository.py make            -> <cache>/driver-repository/{repository.tar, key.asc, fingerprint}
 
-Laid out as NVIDIA's: a flat folder per system, signed, every branch in it. The packages carry no driver. Their module is
-an ELF file with nothing but the fields that modinfo prints, their nvidia-smi prints recorded output, and where a kernel
-would show a loaded module under /proc/driver, a script that modprobe's own `install` line names writes it there.
-What the hosts need of Debian (unattended-upgrades, needrestart, kmod) is downloaded from the mirror that this machine's apt
-uses, with what it depends on.
+Laid out as NVIDIA's: a flat folder per system, signed, every branch in it. The packages carry no driver. Their module
+is an ELF file with nothing but the fields that modinfo prints, their nvidia-smi prints recorded output, and where a
+kernel would show a loaded module under /proc/driver, a script that modprobe's own `install` line names writes it there.
+What the hosts need of Debian (unattended-upgrades, needrestart, kmod) is downloaded from the mirror that this machine's
+apt uses, with what it depends on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from email.utils import formatdate
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,8 @@ set -e
 version=$(modinfo -F version nvidia)
 mountpoint -q /proc/driver || mount -t tmpfs -o mode=0755 tmpfs /proc/driver
 mkdir -p /proc/driver/nvidia
-echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  $version  Release Build  (recorded)" > /proc/driver/nvidia/version
+line="NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  $version  Release Build  (recorded)"
+echo "$line" > /proc/driver/nvidia/version
 """
 LOAD_UNIT = """[Unit]
 Description=What the kernel does at boot: load the driver
@@ -64,7 +66,7 @@ SMI = """#!/bin/sh
 # Recorded output of a host with eight RTX PRO 6000.
 loaded=$(sed -n 's/.*x86_64  \\([0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version 2>/dev/null)
 if [ -z "$loaded" ]; then
-    echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running."
+    echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     exit 9
 elif [ "$loaded" != "RELEASE" ]; then
     echo "Failed to initialize NVML: Driver/library version mismatch"
@@ -112,13 +114,18 @@ def module(version: str) -> bytes:
     return header + body + bytes(place - start - len(body)) + table
 
 
-def package(folder: Path, name: str, version: str, depends: str = "", files: dict | None = None, postinst: str = "") -> None:
+Files = dict[str, tuple[bytes | str, int]]  # content and mode by path
+
+
+def package(
+    folder: Path, name: str, version: str, depends: str = "", files: Files | None = None, postinst: str = ""
+) -> None:
     """One binary package."""
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary)
         (tree / "DEBIAN").mkdir(mode=0o755)
         os.chmod(tree, 0o755)
-        control = f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: tests <tests@example.invalid>\n"
+        control = f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: tests <t@example.invalid>\n"
         control += f"Depends: {depends}\n" if depends else ""
         (tree / "DEBIAN/control").write_text(control + "Description: stands for the real one in tests\n")
         if postinst:
@@ -173,10 +180,12 @@ def index(folder: Path, home: Path | None) -> None:
     listing = run("dpkg-scanpackages", "--multiversion", ".", cwd=folder)
     (folder / "Packages").write_text(listing)
     digest = hashlib.sha256(listing.encode()).hexdigest()
-    release = f"Origin: NVIDIA\nLabel: NVIDIA\nSuite: {folder.name}\nArchitectures: amd64\nDate: Mon, 30 Nov 2026 00:00:00 UTC\n"
+    release = f"Origin: NVIDIA\nLabel: NVIDIA\nSuite: {folder.name}\nArchitectures: amd64\n"
+    release += f"Date: {formatdate(usegmt=True)}\n"
     (folder / "Release").write_text(f"{release}SHA256:\n {digest} {len(listing.encode())} Packages\n")
     if home:
-        run("gpg", "--homedir", str(home), "--batch", "--yes", "--clearsign", "--output", "InRelease", "Release", cwd=folder)
+        gpg = ["gpg", "--homedir", str(home), "--batch", "--yes"]
+        run(*gpg, "--clearsign", "--output", "InRelease", "Release", cwd=folder)
 
 
 def from_debian(target: Path, debian: str, host: str) -> None:
@@ -212,7 +221,8 @@ def from_debian(target: Path, debian: str, host: str) -> None:
 
 
 def fleet_status(host: str) -> str:
-    return run(sys.executable, str(ROOT / "rehearsal/fleet.py"), "exec", "molecule_gpu_host", host, "--", "cat", "/var/lib/dpkg/status")
+    tool = str(ROOT / "rehearsal/fleet.py")
+    return run(sys.executable, tool, "exec", "molecule_gpu_host", host, "--", "cat", "/var/lib/dpkg/status")
 
 
 def make() -> None:
@@ -222,10 +232,11 @@ def make() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, home = Path(name) / "apt", Path(name) / "gnupg"
         home.mkdir(mode=0o700)
-        run("gpg", "--homedir", str(home), "--batch", "--passphrase", "", "--quick-gen-key", "tests <tests@example.invalid>", "rsa3072", "sign", "never")
-        listed = run("gpg", "--homedir", str(home), "--list-keys", "--with-colons")
-        (output / "fingerprint").write_text(next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:")))
-        (output / "key.asc").write_text(run("gpg", "--homedir", str(home), "--armor", "--export"))
+        gpg = ["gpg", "--homedir", str(home), "--batch"]
+        run(*gpg, "--passphrase", "", "--quick-gen-key", "tests <t@example.invalid>", "rsa3072", "sign", "never")
+        listed = [line.split(":") for line in run(*gpg, "--list-keys", "--with-colons").splitlines()]
+        (output / "fingerprint").write_text(next(fields[9] for fields in listed if fields[0] == "fpr"))
+        (output / "key.asc").write_text(run(*gpg, "--armor", "--export"))
         shared, late = Path(name) / "shared", Path(name) / "late"
         for release in RELEASES:
             driver(shared, release)
