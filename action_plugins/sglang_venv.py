@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import ansible.module_utils
 from ansible.errors import AnsibleError
+from ansible.module_utils.urls import open_url
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -95,6 +97,14 @@ class ActionModule(ActionBase):
             house = _House(arguments.pop("wheelhouse", None) or None, arguments.pop("recipe", None), index)
             arguments["requirements"] = house.requirements()
             result.update(self._call(arguments, "probe", task_vars))
+            if result.get("interpreter") == "absent":
+                if self._task.check_mode:
+                    return self._tidy(self._predict(arguments, house, result, name))
+                failure = self._bring_interpreter(arguments, task_vars)
+                if failure:
+                    return self._tidy(failure)
+                result.pop("interpreter")
+                result.update(self._call(arguments, "probe", task_vars))
             if result.get("failed") or result["found"] == "complete":
                 return self._tidy(result)
             path = result["path"]
@@ -130,6 +140,26 @@ class ActionModule(ActionBase):
             if tool is None or not isinstance(error, tool.WheelError):
                 raise
             return self._tidy({**result, "failed": True, "changed": False, "msg": f"{name}: sglang_version: {error}"})
+
+    @staticmethod
+    def _predict(arguments: dict[str, Any], house: _House, result: dict[str, Any], name: str) -> dict[str, Any]:
+        """Check mode, where the interpreter is not there to be asked: its version is what the lock is for."""
+        identity = venvs.venv_id(arguments["requirements"], house.python or "3.11")
+        path = f"{arguments.get('root', '/var/lib/sglang/venvs')}/{identity}"
+        diff = {"before": f"{path}: absent\n", "after": f"{path}: {name}\n", "before_header": "environment"}
+        diff["after_header"] = diff["before_header"]
+        return {**result, "changed": True, "found": "absent", "path": path, "id": identity, "diff": diff}
+
+    def _bring_interpreter(self, arguments: dict[str, Any], task_vars: Any) -> dict[str, Any] | None:
+        """Send the archive with the interpreter and have it unpacked; the failure, or None."""
+        archive = _archive(str(arguments["archive"]), str(arguments.get("archive_sha256") or ""))
+        folder = self._make_tmp_path()
+        try:
+            self._transfer_file(str(archive), self._connection._shell.join_path(folder, archive.name))
+            done = self._call(arguments, "interpreter", task_vars, folder)
+            return {**done, "changed": False} if done.get("failed") else None
+        finally:
+            self._remove_tmp_path(folder)
 
     def _call(self, arguments: dict[str, Any], step: str, task_vars: Any, arrived: str | None = None) -> dict[str, Any]:
         extra = {"step": step, **({"arrived": arrived} if arrived else {})}
@@ -191,6 +221,34 @@ class ActionModule(ActionBase):
             return {**done, "changed": False} if done.get("failed") else None
         finally:
             self._remove_tmp_path(folder)
+
+
+def _archive(source: str, digest: str) -> Path:
+    """The interpreter's archive on the controller: the file that was named, or the one fetched once by its hash."""
+    if len(digest) != 64:
+        raise AnsibleError("sglang_venv_python_sha256: an archive needs its SHA-256 (64 hex digits)")
+    if "://" not in source:
+        found = Path(source).expanduser()
+        if not found.is_file():
+            raise AnsibleError(f"sglang_venv_python_archive: there is no {source} on the controller")
+    else:
+        found = _wheels_tool().cache_dir() / "pythons" / digest / (source.rstrip("/").rpartition("/")[2] or "archive")
+        if not found.is_file():
+            display.display(f"controller  fetching {source}")
+            found.parent.mkdir(parents=True, exist_ok=True)
+            partial = found.with_name(f".{found.name}.{os.getpid()}")
+            try:
+                with open_url(source, timeout=60) as answer, partial.open("wb") as out:
+                    shutil.copyfileobj(answer, out, 1 << 20)
+                if venvs.sha256(partial) == digest:
+                    os.replace(partial, found)
+            except OSError as problem:
+                raise AnsibleError(f"sglang_venv_python_archive: {source} cannot be fetched: {problem}")
+            finally:
+                partial.unlink(missing_ok=True)
+    if not found.is_file() or venvs.sha256(found) != digest:
+        raise AnsibleError(f"sglang_venv_python_sha256: {source} has another SHA-256")
+    return found
 
 
 def _portions(wheels: list[Path]) -> list[list[Path]]:

@@ -86,6 +86,10 @@ options:
         description: GPU memory that processes of others may hold, in MiB.
         type: int
         default: 512
+      driver_pending:
+        description: The driver is about to be installed, so what that mends only warns, and is listed in RV(pending).
+        type: bool
+        default: false
 attributes:
   check_mode:
     support: full
@@ -172,6 +176,12 @@ facts:
     listeners:
       description: Who listens on the instances' ports, as in module M(sglang_state).
       type: dict
+    open_engines:
+      description:
+        - Engines of any kind (SGLang, vLLM) that listen on more than loopback and gave a list of models without a key -
+          C(port), C(address), C(pid), C(command), C(unit).
+      type: list
+      elements: dict
     models:
       description: Models on the host, as in module M(sglang_state).
       type: dict
@@ -233,6 +243,11 @@ table:
   returned: success
   type: list
   elements: str
+pending:
+  description: Checks that would fail and that installing the driver mends, with O(requirements.driver_pending).
+  returned: success
+  type: list
+  elements: str
 failed_checks:
   description: How many checks fail.
   returned: always
@@ -265,6 +280,7 @@ def argument_spec() -> dict[str, Any]:
                 "min_cuda": {"type": "str", "default": "13.0"},
                 "min_python": {"type": "str", "default": ""},
                 "foreign_memory_mib": {"type": "int", "default": 512},
+                "driver_pending": {"type": "bool", "default": False},
             },
         },
     }
@@ -288,6 +304,7 @@ def main() -> None:
         "facts": facts,
         "checks": checks,
         "table": preflight.table(checks),
+        "pending": preflight.pending(checks),
         "failed_checks": len(preflight.failing(checks)),
     }
     if module.params["enforce"] and result["failed_checks"]:

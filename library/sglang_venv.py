@@ -55,6 +55,26 @@ options:
     description: The interpreter on the host that the environment is made from.
     type: path
     default: /usr/bin/python3
+  archive:
+    description:
+      - Archive (tar) with an interpreter for hosts whose own is too old - a path on the controller, or an address that
+        the controller fetches it from, once. It takes the place of O(python).
+    type: str
+    default: ""
+  archive_sha256:
+    description: SHA-256 of O(archive), required with it.
+    type: str
+    default: ""
+  network:
+    description: Environment variables for pip where it fetches packages by itself, such as C(https_proxy).
+    type: dict
+    default: {}
+  keep:
+    description:
+      - Environments that nothing refers to any more and that are kept all the same, the newest ones. Those that a unit,
+        a kept release, an instance's state or a running process names are never removed.
+    type: int
+    default: 2
   root:
     description: Directory of the environments on the host.
     type: path
@@ -88,9 +108,11 @@ options:
     description: Content of C(requirements.txt). Set by the action plugin.
     type: str
   step:
-    description: Set by the action plugin. V(probe) looks, V(adopt) takes over sent wheels, V(build) builds.
+    description:
+      - Set by the action plugin. V(probe) looks, V(adopt) takes over sent wheels, V(build) builds, V(interpreter)
+        unpacks the archive that was sent.
     type: str
-    choices: [probe, adopt, build]
+    choices: [probe, adopt, build, interpreter]
     default: probe
   arrived:
     description: Directory with wheels that were just sent. Set by the action plugin.
@@ -146,6 +168,11 @@ mark:
   description: Content of C(.complete), seconds of each step among it.
   type: dict
   returned: when complete
+pruned:
+  description: Environments that were removed, since nothing referred to them.
+  type: list
+  elements: str
+  returned: when built
 sent_bytes:
   description: Bytes of wheels sent to the host.
   type: int
@@ -177,6 +204,10 @@ def main() -> None:
             },
             "index": {"type": "bool", "default": False},
             "python": {"type": "path", "default": "/usr/bin/python3"},
+            "archive": {"type": "str", "default": ""},
+            "archive_sha256": {"type": "str", "default": ""},
+            "network": {"type": "dict", "default": {}},
+            "keep": {"type": "int", "default": 2},
             "root": {"type": "path", "default": "/var/lib/sglang/venvs"},
             "cache": {"type": "path", "default": "/var/lib/sglang/cache/wheels"},
             "engine": {"type": "dict"},
@@ -185,7 +216,7 @@ def main() -> None:
             "environment": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "sglang"},
             "requirements": {"type": "str"},
-            "step": {"type": "str", "choices": ["probe", "adopt", "build"], "default": "probe"},
+            "step": {"type": "str", "choices": ["probe", "adopt", "build", "interpreter"], "default": "probe"},
             "arrived": {"type": "path"},
         },
         required_one_of=[["requirements", "wheelhouse", "recipe"]],
@@ -203,6 +234,15 @@ def main() -> None:
 def step(options: dict) -> dict:
     """One of the three steps; the action plugin puts them together."""
     root, text = Path(options["root"]), options["requirements"]
+    if options["step"] == "interpreter":
+        (archive,) = Path(options["arrived"]).iterdir()
+        return {"changed": True, "path": str(venvs.unpack_interpreter(archive, root, options["archive_sha256"]))}
+    if options["archive"]:
+        brought = venvs.brought_interpreter(root, options["archive_sha256"])
+        if not brought.exists():
+            # Not there yet, which is all that can be said: its version is known once it can be run.
+            return {"changed": False, "found": "absent", "interpreter": "absent"}
+        options["python"] = str(brought)
     interpreter = venvs.find_interpreter(options["python"])
     found = venvs.probe(root, text, interpreter)
     wheels = venvs.wheel_folder(Path(options["cache"]), found["id"])
@@ -222,8 +262,10 @@ def step(options: dict) -> dict:
             index=options["index"],
             check={name: options[name] for name in ("imports", "command", "environment")},
             user=options["user"],
+            network={str(name): str(value) for name, value in options["network"].items()},
         )
-        return {**found, "changed": True, "mark": mark}
+        pruned = venvs.prune(root, options["keep"], [found["id"]])
+        return {**found, "changed": True, "mark": mark, "pruned": pruned}
     free_bytes, free_inodes = venvs.free_space(root)
     have = sorted(wheel.name for wheel in wheels.glob("*.whl")) if wheels.is_dir() else []
     return {**found, "changed": False, "have": have, "free_bytes": free_bytes, "free_inodes": free_inodes}

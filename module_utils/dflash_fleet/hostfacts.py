@@ -8,6 +8,7 @@ seconds, unless a name says otherwise.
 from __future__ import annotations
 
 import glob
+import http.client
 import ipaddress
 import os
 import platform
@@ -364,6 +365,52 @@ def listeners(ports: Iterable[int], likely_pids: Iterable[int] = (), proc: str =
         if first is not row:
             first.setdefault("others", []).append(row)
     return found
+
+
+#: Words in a command line that tell an engine; SGLang's processes also rename themselves so.
+ENGINE_COMMAND = re.compile(r"\bsglang(\.launch_server|::|_router| serve)|\bvllm(\.entrypoints| serve|::)")
+#: An engine answers its list of models at once, busy or not.
+ENGINE_TIMEOUT = 2
+
+
+def open_engines(proc: str = "/proc") -> list[dict[str, Any]]:
+    """Engines that listen on more than loopback and list their models to a caller without a key.
+
+    Asked by HTTP, since a command line does not tell: a key may stand in a file or in the environment.
+    """
+    sockets: list[dict[str, Any]] = []
+    for name in ("tcp", "tcp6"):
+        sockets.extend(parse_proc_net_tcp(read_text(f"{proc}/net/{name}") or ""))
+    outside = [entry for entry in sockets if not ipaddress.ip_address(entry["address"]).is_loopback]
+    owners = socket_owners({entry["inode"] for entry in outside}, (), proc)
+    found = []
+    for entry in outside:
+        pid = owners.get(entry["inode"])
+        command = command_of(pid, proc) if pid else None
+        if command and ENGINE_COMMAND.search(command) and lists_models(entry["address"], entry["port"]):
+            found.append(
+                {
+                    "port": entry["port"],
+                    "address": entry["address"],
+                    "pid": pid,
+                    "command": command[:80],
+                    "unit": unit_of(pid, proc) if pid else None,
+                }
+            )
+    return sorted(found, key=lambda entry: (entry["port"], entry["address"]))
+
+
+def lists_models(address: str, port: int) -> bool:
+    """Whether GET /v1/models answers 200 to a caller without a key."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    connection = http.client.HTTPConnection(host, port, timeout=ENGINE_TIMEOUT)
+    try:
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def socket_owners(inodes: set[int], likely_pids: Iterable[int] = (), proc: str = "/proc") -> dict[int, int]:
@@ -797,6 +844,7 @@ def gpu_host_facts(
         "limits": limits(),
         "systemd": systemd(),
         "listeners": listeners(ports, proc=proc),
+        "open_engines": open_engines(proc),
         "instances": statefiles.list_instances(layout),
         "models": statefiles.read_models(layout),
         "venvs": statefiles.read_venvs(layout),

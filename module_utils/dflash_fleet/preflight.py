@@ -52,7 +52,13 @@ DEFAULTS: dict[str, Any] = {
     "min_cuda": MIN_CUDA,
     "min_python": "",
     "foreign_memory_mib": 512,
+    # The driver is about to be installed: what it will mend is no reason to stop.
+    "driver_pending": False,
 }
+
+# Checks that installing the driver (and the reboot after it) mends.
+DRIVER_CHECKS = ("driver", "nvidia-smi", "nouveau", "cuda", "kernel module", "module version", "persistence")
+PENDING = "the driver is about to be installed (gpu_host_driver_install)"
 
 
 def row(check: str, status: str, found: Any, wanted: Any, remedy: str = "") -> dict[str, str]:
@@ -90,8 +96,16 @@ def check_host(facts: Mapping[str, Any], requirements: Mapping[str, Any]) -> lis
     builds = builds or {str(wanted["build"])}
     rows = [*check_system(facts), *check_runtime(facts, wanted, builds), *check_disk(facts, wanted, builds)]
     rows.extend(check_ports(facts.get("listeners") or {}, wanted["instances"], facts.get("instances") or []))
+    rows.extend(check_open_engines(facts.get("open_engines") or []))
     if "cuda" in builds:
         rows.extend(check_gpus(facts, wanted))
+    if wanted["driver_pending"]:
+        rows = [
+            {**entry, "status": "warn", "remedy": PENDING}
+            if entry["status"] == "fail" and entry["check"] in DRIVER_CHECKS
+            else entry
+            for entry in rows
+        ]
     return rows
 
 
@@ -295,6 +309,20 @@ def check_ports(
             row(check, "fail", holder_text(foreign), "free or ours", f"stop that process, or change {variable}")
         )
     return rows
+
+
+def check_open_engines(engines: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Engines that anyone on the network may use: they answered on an address of the host, and asked for no key."""
+    return [
+        row(
+            f"open engine {engine['port']}",
+            "warn",
+            f"{engine['address']} answers without a key ({engine.get('unit') or engine.get('command')})",
+            "a key, or loopback",
+            "set sglang_api_key, or let it listen on 127.0.0.1; the host's firewall is left as it is",
+        )
+        for engine in engines
+    ]
 
 
 def owns(unit: str | None, owners: Container[str], names: Iterable[str]) -> bool:
@@ -535,6 +563,11 @@ def shm_row(facts: Mapping[str, Any]) -> dict[str, str]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Text
+
+
+def pending(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """The checks that wait for the driver."""
+    return [entry["check"] for entry in rows if entry["remedy"] == PENDING]
 
 
 def failing(rows: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:

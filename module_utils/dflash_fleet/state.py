@@ -427,10 +427,14 @@ def record_rung(
 
 
 def list_dirs(path: Path) -> list[str]:
-    """Names of the directories in `path`, sorted; none where it does not exist."""
+    """Names of the directories in `path`, sorted, hidden ones left out; none where it does not exist."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -210,6 +210,121 @@ def find_interpreter(python: str) -> Interpreter:
     return Interpreter(python, asked.stdout.strip())
 
 
+#: Interpreters that were brought stand among the environments, hidden, since these hold links to them.
+BROUGHT = ".python-"
+
+
+def brought_interpreter(root: Path, digest: str) -> Path:
+    """Where the interpreter of an archive with this SHA-256 is, or will be."""
+    return root / (BROUGHT + digest[:16]) / "bin" / "python3"
+
+
+def unpack_interpreter(archive: Path, root: Path, digest: str) -> Path:
+    """Lay an interpreter's archive out in its place, whole or not at all; returns the interpreter.
+
+    The archive holds a folder with bin/python3 in it, as relocatable builds of CPython do, or bin/ itself.
+    """
+    if sha256(archive) != digest:
+        raise VenvError(f"{archive.name} is not the archive that sglang_venv_python_sha256 names")
+    target = brought_interpreter(root, digest).parents[1]
+    partial = target.with_name(target.name + ".partial")
+    make_directory(root)
+    old_mask = os.umask(0o022)
+    try:
+        with only_one(root):
+            if target.is_dir():
+                return target / "bin" / "python3"
+            remove_tree(partial)
+            partial.mkdir(mode=0o755)
+            unpack(archive, partial)
+            found = [partial, *sorted(path for path in partial.iterdir() if path.is_dir())]
+            home = next((path for path in found if os.access(path / "bin" / "python3", os.X_OK)), None)
+            if home is None:
+                raise VenvError(f"{archive.name} holds no bin/python3 that can be run")
+            find_interpreter(str(home / "bin" / "python3"))
+            os.sync()
+            os.replace(home, target)
+            remove_tree(partial)
+            return target / "bin" / "python3"
+    finally:
+        os.umask(old_mask)
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Files, directories and links of an archive, all within `target`, owned by us and writable by nobody else."""
+    inside = os.path.realpath(target)
+
+    def within(path: str) -> bool:
+        return os.path.realpath(path) == inside or os.path.realpath(path).startswith(inside + os.sep)
+
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            place = os.path.join(inside, member.name)
+            link = os.path.join(inside if member.islnk() else os.path.dirname(place), member.linkname)
+            if not within(place) or ((member.issym() or member.islnk()) and not within(link)):
+                raise VenvError(f"{archive.name} leads out of its folder: {member.name}")
+            if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+                raise VenvError(f"{archive.name} holds {member.name}, which is no file")
+            member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
+            member.mode = (member.mode & 0o755) | (0o755 if member.isdir() else 0o644)
+            packed.extract(member, inside)
+
+
+def referenced(root: Path, units: Iterable[Path], proc: str = "/proc") -> set[str]:
+    """Environments that something may start from or runs in: every name that a unit, a release kept for going back, an
+    instance's state, or a running process mentions.
+
+    Texts are searched instead of read, so that a file of another version keeps what it names as well.
+    """
+    names = {path.name for path in root.iterdir() if path.is_dir()} if root.is_dir() else set()
+    layout = root.parent
+    files = [
+        *units,
+        *layout.glob("*/releases/*/*"),
+        *layout.glob("*/state/*.json"),
+        *Path(proc).glob("[0-9]*/cmdline"),
+        *Path(proc).glob("[0-9]*/maps"),
+    ]
+    used: set[str] = set()
+    for path in files:
+        try:
+            text = path.read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        used.update(name for name in names - used if name in text)
+    return used
+
+
+def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path] | None = None) -> list[str]:
+    """Remove environments that nothing refers to: interrupted ones, and complete ones but for the newest `keep`.
+
+    Interpreters that were brought go with the last environment made from them. Returns the names.
+    """
+    if not root.is_dir():
+        return []
+    if units is None:
+        units = Path("/etc/systemd/system").glob("*.service")
+    with only_one(root):
+        kept = {*protected, *referenced(root, units)}
+        marks = {
+            path.name: read_mark(path)
+            for path in root.iterdir()
+            if path.is_dir() and re.fullmatch(r"[0-9a-f]{16}", path.name)
+        }
+        spare = [name for name, mark in marks.items() if mark and name not in kept]
+        spare.sort(key=lambda name: str((marks[name] or {}).get("completed_at", "")), reverse=True)
+        gone = [name for name, mark in marks.items() if not mark and name not in kept] + spare[keep:]
+        used = {str((mark or {}).get("interpreter", "")) for name, mark in marks.items() if name not in gone}
+        for path in root.glob(BROUGHT + "*"):
+            if path.name not in kept and not any(f"/{path.name}/" in interpreter for interpreter in used):
+                gone.append(path.name)
+        for name in gone:
+            with contextlib.suppress(FileNotFoundError):
+                (root / name / MARK).unlink()  # first: half of an environment must not look like one
+            remove_tree(root / name)
+    return sorted(gone)
+
+
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for pip and for checks: nothing that leads Python elsewhere than into the environment."""
     kept = {
@@ -299,6 +414,7 @@ def build(
     index: bool = False,
     check: Mapping[str, Any] | None = None,
     user: str = "",
+    network: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Build the environment, check it, and mark it complete. Returns its mark."""
     old_mask = os.umask(0o022)
@@ -310,7 +426,7 @@ def build(
                 return dict(now["mark"])
             path = Path(now["path"])
             remove_tree(path)
-            seconds = install(path, requirements, interpreter, wheels, index)
+            seconds = install(path, requirements, interpreter, wheels, index, network)
             started = time.monotonic()
             verify(path, parse_requirements(requirements), check or {}, user)
             seconds["check"] = round(time.monotonic() - started, 1)
@@ -342,7 +458,14 @@ def engine_of(requirements: Sequence[Requirement], engine: Mapping[str, str] | N
     return {"engine": engine["name"], "version": versions.get(engine["name"]), "build": engine.get("build")}
 
 
-def install(path: Path, requirements: str, interpreter: Interpreter, wheels: Path, index: bool) -> dict[str, float]:
+def install(
+    path: Path,
+    requirements: str,
+    interpreter: Interpreter,
+    wheels: Path,
+    index: bool,
+    network: Mapping[str, str] | None = None,
+) -> dict[str, float]:
     """Make the environment and put every pinned package into it; returns seconds per step."""
     started = time.monotonic()
     command([interpreter.path, "-m", "venv", "--without-pip", str(path)], "making the environment")
@@ -368,7 +491,7 @@ def install(path: Path, requirements: str, interpreter: Interpreter, wheels: Pat
     ]
     # From an index, pip obeys the host's own configuration (mirror, proxy, certificates); otherwise none of it.
     pip += [] if index else ["--isolated", "--no-index"]
-    command(pip, "installing", {"PIP_ROOT_USER_ACTION": "ignore"})
+    command(pip, "installing", {"PIP_ROOT_USER_ACTION": "ignore", **(network or {})})
     seconds = {"install": round(time.monotonic() - started, 1)}
     started = time.monotonic()
     compile_all(path)

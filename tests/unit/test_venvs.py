@@ -369,3 +369,121 @@ def test_human(size, text):
 )
 def test_tools_words_are_explained(output, sentence):
     assert sentence in venvs.explain(output)
+
+
+def environment(root, name, completed_at="2026-11-30T00:00:00.000000Z", interpreter="/usr/bin/python3"):
+    """A complete environment, as far as its mark goes."""
+    (root / name / "bin").mkdir(parents=True)
+    mark = {"schema": 1, "id": name, "completed_at": completed_at, "interpreter": interpreter}
+    (root / name / ".complete").write_text(json.dumps(mark))
+    return root / name
+
+
+@pytest.mark.parametrize("where", ["unit", "release", "state", "running"])
+def test_prune_spares_what_is_named_anywhere(tmp_path, where):
+    root = tmp_path / "sglang" / "venvs"
+    named, spare = environment(root, "a" * 16), environment(root, "b" * 16)
+    unit = tmp_path / "sglang-main-tp8.service"
+    unit.write_text(f"ExecStart={named}/bin/python\n" if where == "unit" else "")
+    started = None
+    if where == "release":
+        path = tmp_path / "sglang" / "main" / "releases" / "7" / "release.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"venv": str(named)}))
+    elif where == "state":
+        path = tmp_path / "sglang" / "main" / "state" / "last_good.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"venv": str(named)}))
+    elif where == "running":
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(named)])
+    try:
+        assert venvs.prune(root, 0, [], [unit]) == [spare.name]
+    finally:
+        if started:
+            started.kill()
+            started.wait()
+    assert named.is_dir()
+    assert not spare.exists()
+
+
+def test_prune_keeps_the_newest_and_drops_the_interrupted(tmp_path):
+    root = tmp_path / "venvs"
+    for number in range(1, 5):
+        environment(root, str(number) * 16, f"2026-11-0{number}T00:00:00.000000Z")
+    (root / ("c" * 16) / "lib").mkdir(parents=True)
+    (root / "notes").mkdir()  # nothing of ours
+    gone = venvs.prune(root, 2, ["1" * 16], [])
+    assert gone == ["2" * 16, "c" * 16]
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["1" * 16, "3" * 16, "4" * 16, "notes"]
+
+
+def test_a_brought_interpreter_goes_with_its_last_environment(tmp_path):
+    root = tmp_path / "venvs"
+    used, unused = root / ".python-1111111111111111", root / ".python-2222222222222222"
+    for folder in (used, unused):
+        (folder / "bin").mkdir(parents=True)
+    environment(root, "a" * 16, interpreter=f"{used}/bin/python3")
+    assert venvs.prune(root, 2, [], []) == [unused.name]
+    assert venvs.prune(root, 0, [], []) == [used.name, "a" * 16]
+
+
+def archive_of(folder, target):
+    with tarfile.open(target, "w:gz") as packed:
+        packed.add(folder, arcname="python")
+    return target, venvs.sha256(target)
+
+
+@pytest.fixture
+def interpreter_folder(tmp_path):
+    """A folder with bin/python3 that answers, as an unpacked build of CPython has it."""
+    folder = tmp_path / "made"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python3.99").write_text("#!/bin/sh\necho 3.99.1\n")
+    (folder / "bin" / "python3.99").chmod(0o775)
+    (folder / "bin" / "python3").symlink_to("python3.99")
+    return folder
+
+
+def test_interpreter_is_unpacked_whole_and_once(tmp_path, interpreter_folder):
+    archive, digest = archive_of(interpreter_folder, tmp_path / "python.tar.gz")
+    root = tmp_path / "venvs"
+    (root / f".python-{digest[:16]}.partial" / "half").mkdir(parents=True)  # of a run that was killed
+    python = venvs.unpack_interpreter(archive, root, digest)
+    assert python == venvs.brought_interpreter(root, digest)
+    assert venvs.find_interpreter(str(python)).version == "3.99.1"
+    assert [path.name for path in root.iterdir() if path.is_dir()] == [f".python-{digest[:16]}"]
+    assert python.resolve().stat().st_mode & 0o777 == 0o755
+    assert venvs.unpack_interpreter(archive, root, digest) == python
+
+
+def test_interpreter_of_another_hash_or_without_one_is_refused(tmp_path, interpreter_folder):
+    archive, digest = archive_of(interpreter_folder, tmp_path / "python.tar.gz")
+    with pytest.raises(venvs.VenvError, match="sglang_venv_python_sha256"):
+        venvs.unpack_interpreter(archive, tmp_path / "venvs", "0" * 64)
+    (interpreter_folder / "bin" / "python3").unlink()
+    archive, digest = archive_of(interpreter_folder, tmp_path / "other.tar.gz")
+    with pytest.raises(venvs.VenvError, match="holds no bin/python3"):
+        venvs.unpack_interpreter(archive, tmp_path / "venvs", digest)
+    assert not venvs.brought_interpreter(tmp_path / "venvs", digest).exists()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"name": "../outside"},
+        {"name": "/outside"},
+        {"name": "python/link", "type": tarfile.SYMTYPE, "linkname": "../../outside"},
+        {"name": "python/hard", "type": tarfile.LNKTYPE, "linkname": "../outside"},
+        {"name": "python/pipe", "type": tarfile.FIFOTYPE},
+    ],
+)
+def test_archives_that_lead_outside_are_refused(tmp_path, member):
+    archive = tmp_path / "bad.tar"
+    with tarfile.open(archive, "w") as packed:
+        about = tarfile.TarInfo(member["name"])
+        about.type, about.linkname = member.get("type", tarfile.REGTYPE), member.get("linkname", "")
+        packed.addfile(about)
+    (tmp_path / "target").mkdir()
+    with pytest.raises(venvs.VenvError, match="leads out of its folder|is no file"):
+        venvs.unpack(archive, tmp_path / "target")
+    assert not (tmp_path / "outside").exists()

@@ -1,0 +1,369 @@
+"""Environments on a host that has no route out: whatever interrupts an installation, the next run ends as a clean one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import re
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import controller
+import pytest
+
+CONVERGE = "molecule/venv/converge.yml"
+ROOT = "/var/lib/sglang"
+VENVS = f"{ROOT}/venvs"
+# Names, kinds, modes, owners and contents of everything in a folder. Of bytecode and of the mark the names only: both
+# hold times.
+TREE = r"""
+import hashlib, json, os, stat, sys
+root, out = sys.argv[1], {}
+for folder, folders, files in os.walk(root):
+    for name in folders + files:
+        path = os.path.join(folder, name)
+        about = os.lstat(path)
+        kind = "link " + os.readlink(path) if stat.S_ISLNK(about.st_mode) else ""
+        if stat.S_ISREG(about.st_mode) and not name.endswith(".pyc") and name != ".complete":
+            kind = hashlib.sha256(open(path, "rb").read()).hexdigest()
+        out[os.path.relpath(path, root)] = [stat.filemode(about.st_mode), about.st_uid, about.st_gid, kind]
+print(json.dumps(out))
+"""
+
+
+def sh(host, command, rc=0):
+    """Run as root; it must end with `rc`."""
+    with host.sudo():
+        done = host.run(command)
+    assert done.rc == rc, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def tree(host, folder):
+    with host.sudo():
+        done = host.run("python3 -c %s %s", TREE, folder)
+    assert done.rc == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found, folder
+    return found
+
+
+def install(*arguments, rc=0, **settings):
+    return controller.play(__file__, CONVERGE, "-e", json.dumps(settings), *arguments, rc=rc)
+
+
+def environments(host):
+    """{release: folder} of the complete environments."""
+    found = {}
+    for line in sh(host, f"sh -c 'cat {VENVS}/*/.complete' | python3 -c 'import json,sys,re; "
+                         "[print(json.dumps(json.loads(x))) for x in re.findall(r\"\\{.*?\\n\\}\", sys.stdin.read(), re.S)]'").splitlines():
+        mark = json.loads(line)
+        found[mark["version"].split("+")[0]] = f"{VENVS}/{mark['id']}"
+    return found
+
+
+def changed(output):
+    return int(re.search(r"^host-12 .*changed=(\d+)", output, re.M)[1])
+
+
+def test_engine_answers(host):
+    folder = environments(host)["0.5.11"]
+    assert "--speculative-algorithm" in sh(host, f"{folder}/bin/python -m sglang.launch_server --help")
+
+
+@pytest.mark.parametrize("moment", ["made", "installing", "before the mark"])
+def test_killed_installation_ends_as_a_clean_one(host, moment):
+    folder = environments(host)["0.5.11"]
+    clean = tree(host, folder)
+    sh(host, f"rm -rf {folder}")
+    waiting = {
+        "made": f"test -e {folder}/pyvenv.cfg",
+        "installing": f"ls {folder}/lib/python3*/site-packages/*",
+        "before the mark": f"ls {folder}/lib/python3*/site-packages/sglang/__pycache__",
+    }[moment]
+    # As root on the host: when that is there, everything of the installation dies at once.
+    script = (
+        f"for i in $(seq 1 6000); do if {waiting} >/dev/null 2>&1; then "
+        # The module itself and what it runs; not this script, whose words hold the name as well.
+        f"pkill -9 -f '^[^ ]*python3?[^ ]* .*([A]nsiballZ|{folder[:-1]}[{folder[-1]}])'; pkill -9 -f '^/usr/bin/python3( |$)'; "
+        "exit 0; fi; sleep 0.01; done; exit 1"
+    )
+    sh(host, f"systemd-run --unit=killer --collect sh -c {json.dumps(script)}")
+    controller.play(__file__, CONVERGE, rc=None)
+    assert not host.file(f"{folder}/.complete").exists, "the kill came too late to prove anything"
+    output = install()
+    assert changed(output) == 1
+    assert tree(host, folder) == clean
+
+
+def test_upgrade_and_back_leave_the_other_environment_alone(host):
+    first = environments(host)["0.5.11"]
+    before, mark = tree(host, first), sh(host, f"cat {first}/.complete")
+    assert changed(install(sglang_version="0.5.20")) == 1
+    both = environments(host)
+    assert set(both) == {"0.5.11", "0.5.20"}
+    assert both["0.5.20"] != first
+    assert tree(host, first) == before
+    # Back: it is still there, so there is nothing to install.
+    assert changed(install(sglang_version="0.5.11")) == 0
+    assert sh(host, f"cat {first}/.complete") == mark
+
+
+def test_disk_that_is_too_small_is_told_beforehand(host):
+    sh(host, "mkdir -p /mnt/small && mount -t tmpfs -o size=3m tmpfs /mnt/small")
+    try:
+        output = install(sglang_root="/mnt/small", rc=2)
+        assert re.search(r"/mnt/small/venvs/\w+ needs .* and .* are free", output), output
+        assert sh(host, "find /mnt/small -type f") == ""
+    finally:
+        sh(host, "umount /mnt/small")
+
+
+def test_disk_that_fills_up_in_between_leaves_what_is_there(host):
+    old = environments(host)["0.5.11"]
+    running = "sglang-canary"
+    sh(host, "mkdir -p /mnt/full && mount -t tmpfs -o size=120m tmpfs /mnt/full")
+    try:
+        assert changed(install(sglang_root="/mnt/full")) == 1
+        (first,) = sh(host, "ls -d /mnt/full/venvs/*/.complete").split()
+        folder = os.path.dirname(first)
+        before = tree(host, folder)
+        sh(host, f"systemd-run --unit={running} --collect {folder}/bin/python -c 'import time; time.sleep(600)'")
+        pid = sh(host, f"systemctl show -P MainPID {running}")
+        # As soon as the second environment is begun, somebody else takes the rest of the disk.
+        script = (
+            "for i in $(seq 1 6000); do if [ $(ls -d /mnt/full/venvs/*/pyvenv.cfg | wc -l) -gt 1 ]; then "
+            "cat /dev/zero > /mnt/full/filler; exit 0; fi; sleep 0.01; done"
+        )
+        sh(host, f"systemd-run --unit=filler --collect sh -c {json.dumps(script)}")
+        output = install(sglang_root="/mnt/full", sglang_version="0.5.20", rc=2)
+        assert "disk is full" in output or "No space left on device" in output, output
+        assert tree(host, folder) == before
+        assert sh(host, f"systemctl show -P MainPID {running}") == pid
+        # With room again, the same command goes through, and the interrupted half is gone.
+        sh(host, "rm /mnt/full/filler")
+        assert changed(install(sglang_root="/mnt/full", sglang_version="0.5.20")) == 1
+        assert len(sh(host, "ls -d /mnt/full/venvs/*/.complete").split()) == 2
+        assert len(sh(host, "ls -d /mnt/full/venvs/*/").split()) == 2
+    finally:
+        with host.sudo():
+            host.run(f"systemctl stop {running} filler")
+        sh(host, "umount /mnt/full")
+    assert environments(host)["0.5.11"] == old
+
+
+def test_pruning_spares_what_units_and_releases_name(host):
+    install(sglang_version="0.5.20")
+    folders = environments(host)
+    release = f"{ROOT}/main/releases/1/release.json"
+    sh(host, f"mkdir -p {os.path.dirname(release)} {VENVS}/0123456789abcdef")  # the last is an interrupted one
+    sh(host, f"echo '{{\"venv\": \"{folders['0.5.11']}\"}}' > {release}")
+    try:
+        output = install(sglang_version="0.5.23", sglang_venv_keep=0)
+        assert changed(output) == 1
+        left = environments(host)
+        assert set(left) == {"0.5.11", "0.5.23"}
+        assert not host.file(f"{VENVS}/0123456789abcdef").exists
+        # Named by nothing any more, it goes with the next installation.
+        sh(host, f"rm -r {ROOT}/main")
+        unit = "/etc/systemd/system/sglang-main-tp8.service"
+        sh(host, f"printf '[Service]\\nExecStart={left['0.5.23']}/bin/python -V\\n' > {unit}")
+        install(sglang_version="0.5.20", sglang_venv_keep=0)
+        assert set(environments(host)) == {"0.5.20", "0.5.23"}
+    finally:
+        sh(host, f"rm -rf {ROOT}/main /etc/systemd/system/sglang-main-tp8.service")
+        install()
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """The interpreter that runs this test as a relocatable archive; the host has another version of its own."""
+    home = Path(sys.base_prefix)
+    target = tmp_path_factory.mktemp("python") / "python.tar.gz"
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    skipped = re.compile(r"/(test|tests|idlelib|ensurepip|site-packages|__pycache__|config-[^/]*|tkinter)(/|$)|\.a$")
+    with tarfile.open(target, "w:gz", compresslevel=1) as packed:
+        for part in (f"bin/python{version}", "bin/python3", f"lib/python{version}", "lib"):
+            if part == "lib":
+                for library in sorted((home / "lib").glob("libpython*")):
+                    packed.add(library, f"python/lib/{library.name}", filter=lambda one: None if skipped.search(one.name) else one)
+                continue
+            packed.add(home / part, f"python/{part}", filter=lambda one: None if skipped.search("/" + one.name) else one)
+    return target
+
+
+def test_interpreter_from_the_controller(host, archive):
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    wanted = {"sglang_venv_python_archive": str(archive), "sglang_venv_python_sha256": digest, "sglang_venv_python": "/nowhere"}
+    predicted = install("--check", sglang_version="0.5.23", **wanted)
+    assert changed(predicted) == 1 or "0.5.23" in environments(host)
+    output = install("--diff", **wanted, sglang_root="/var/lib/brought")
+    assert changed(output) == 1
+    (mark,) = sh(host, "ls -d /var/lib/brought/venvs/*/.complete").split()
+    made = json.loads(sh(host, f"cat {mark}"))
+    assert made["interpreter"] == f"/var/lib/brought/venvs/.python-{digest[:16]}/bin/python3"
+    assert made["python"] == sys.version.split()[0]
+    assert sh(host, "/usr/bin/python3 -V") != f"Python {made['python']}\n"
+    assert "--model-path" in sh(host, f"{os.path.dirname(mark)}/bin/python -m sglang.launch_server --help")
+    # By anybody, for the engine's user is one.
+    sh(host, f"setpriv --reuid=nobody --regid=nogroup --clear-groups {os.path.dirname(mark)}/bin/python -c 'import sglang'")
+    assert changed(install(**wanted, sglang_root="/var/lib/brought")) == 0
+
+
+def test_interpreter_with_another_hash_is_refused(host, archive):
+    output = install(
+        sglang_venv_python_archive=str(archive), sglang_venv_python_sha256="0" * 64, sglang_root="/var/lib/wrong", rc=2
+    )
+    assert "sglang_venv_python_sha256" in output
+    assert not host.file("/var/lib/wrong").exists
+
+
+class Proxy(threading.Thread):
+    """An HTTP proxy with CONNECT on the fleet's network that knows two names nobody else knows; it writes down each."""
+
+    def __init__(self, address, names):
+        super().__init__(daemon=True)
+        self.names, self.asked = names, []
+        self.socket = socket.create_server((address, 0))
+        self.url = f"http://{address}:{self.socket.getsockname()[1]}"
+
+    def run(self):
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection):
+        head = b""
+        while b"\r\n\r\n" not in head:
+            more = connection.recv(65536)
+            if not more:
+                return
+            head += more
+        method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
+        name = target.split(":")[0] if method == "CONNECT" else target.split("/")[2].split(":")[0]
+        self.asked.append((method, target))
+        if name not in self.names:
+            connection.sendall(b"HTTP/1.1 502 Unknown\r\nContent-Length: 0\r\n\r\n")
+            connection.close()
+            return
+        with contextlib.closing(connection), socket.create_connection(self.names[name]) as there:
+            if method == "CONNECT":
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            else:
+                path = "/" + target.split("/", 3)[3]
+                head = head.replace(target.encode(), path.encode(), 1)
+                there.sendall(re.sub(rb"(?i)\r\n(proxy-)?connection:[^\r]*", b"", head).replace(
+                    b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            while True:
+                ready, _, _ = select.select([connection, there], [], [], 30)
+                if not ready:
+                    return
+                for one in ready:
+                    data = one.recv(65536)
+                    if not data:
+                        return
+                    (there if one is connection else connection).sendall(data)
+
+
+def serve(folder, context=None):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, directory=str(folder), **options)
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def openssl(folder, *words):
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def outside(tmp_path, host):
+    """An index behind HTTPS with a certificate of a private authority, an apt repository, and a proxy as the only way."""
+    (tmp_path / "san").write_text("subjectAltName=DNS:index.test\n")
+    openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2",
+            "-subj", "/CN=Private authority", "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
+    openssl(tmp_path, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "index.key", "-out", "index.csr", "-subj", "/CN=index.test")
+    openssl(tmp_path, "x509", "-req", "-in", "index.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "index.pem",
+            "-days", "2", "-extfile", "san")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "index.pem", tmp_path / "index.key")
+    cache = Path(os.environ.get("DFLASH_FLEET_CACHE") or "~/.cache/dflash-fleet").expanduser()
+    for wheel in (cache / "wheelhouses/hf-client").glob("*.whl"):
+        project = re.sub(r"[-_.]+", "-", wheel.name.split("-")[0]).lower()
+        folder = tmp_path / "www/simple" / project
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(wheel, folder / wheel.name)
+        links = "".join(f'<a href="{one.name}">{one.name}</a>' for one in sorted(folder.glob("*.whl")))
+        (folder / "index.html").write_text(f"<html><body>{links}</body></html>")
+    built = tmp_path / "package"
+    (built / "DEBIAN").mkdir(parents=True)
+    os.chmod(built, 0o755)
+    (built / "DEBIAN/control").write_text(
+        "Package: through-the-proxy\nVersion: 1\nArchitecture: all\nMaintainer: tests <t@example.invalid>\nDescription: test\n"
+    )
+    (tmp_path / "apt").mkdir()
+    subprocess.run(["dpkg-deb", "--build", str(built), str(tmp_path / "apt")], check=True, capture_output=True)
+    listing = subprocess.run(["dpkg-scanpackages", "-m", "."], cwd=tmp_path / "apt", check=True, capture_output=True).stdout
+    (tmp_path / "apt/Packages").write_bytes(listing)
+    index, apt = serve(tmp_path / "www", context), serve(tmp_path / "apt")
+    address = sh(host, "hostname -I").split()[0].rsplit(".", 1)[0] + ".1"
+    proxy = Proxy(address, {"index.test": index.server_address, "apt.test": apt.server_address})
+    proxy.start()
+    proxy.certificate = tmp_path / "ca.pem"
+    yield proxy
+    proxy.socket.close()
+    index.shutdown()
+    apt.shutdown()
+
+
+def test_index_and_apt_through_a_proxy_with_a_private_authority(host, outside):
+    sh(host, "printf '[global]\\nindex-url = https://index.test/simple\\n' > /etc/pip.conf")
+    sh(host, "echo 'deb [trusted=yes] http://apt.test/ ./' > /etc/apt/sources.list.d/proxied.list")
+    settings = {
+        "sglang_root": "/var/lib/proxied", "sglang_venv_index": "index",
+        "sglang_http_proxy": outside.url, "sglang_https_proxy": outside.url,
+        "sglang_venv_packages": {"cpu": [], "cuda": [], "rehearsal": ["through-the-proxy"]},
+    }
+    play = "molecule/venv/client.yml"
+    try:
+        # Without the authority the certificate is refused, and without the proxy there is no way at all.
+        output = controller.play(__file__, play, "-e", json.dumps(settings), rc=2)
+        assert re.search("certificate|CERTIFICATE", output), output
+        output = controller.play(
+            __file__, play, "-e", json.dumps({**settings, "sglang_https_proxy": "", "sglang_http_proxy": ""}), rc=2
+        )
+        assert "package index does not answer" in output or "No matching distribution" in output, output
+        outside.asked.clear()
+        settings["sglang_ca_certificate"] = str(outside.certificate)
+        controller.play(__file__, play, "-e", json.dumps(settings))
+        assert {target for method, target in outside.asked if method == "CONNECT"} == {"index.test:443"}
+        (mark,) = [line for line in sh(host, "ls -d /var/lib/proxied/venvs/*/.complete").split()]
+        sh(host, f"{os.path.dirname(mark)}/bin/python -c 'import huggingface_hub'")
+        install(**{**settings, "sglang_venv_index": "wheelhouse"})
+        assert ("GET", "http://apt.test/./through-the-proxy_1_all.deb") in outside.asked
+        assert host.package("through-the-proxy").is_installed
+    finally:
+        sh(host, "rm -f /etc/pip.conf /etc/apt/sources.list.d/proxied.list /usr/local/share/ca-certificates/dflash-fleet.crt")
+        sh(host, "update-ca-certificates --fresh; dpkg --purge through-the-proxy; true")
