@@ -74,9 +74,10 @@ class CallbackModule(CallbackBase):
             lines = (stats.custom.get(host) or {}).get("sglang_summary") or {}
             for instance, line in sorted(lines.items()):
                 seconds, accept = line.get("seconds"), line.get("accept_length")
+                ready = "" if seconds is None else plan.duration(seconds)
                 rows.append((
                     host, instance, line["engine"], line["profile"], line["state"],
-                    "" if seconds is None else plan.duration(seconds), "" if accept is None else f"{accept:.1f}", line.get("note") or "",
+                    ready, "" if accept is None else f"{accept:.1f}", line.get("note") or "",
                 ))
             if not lines and host in ended:
                 word = "unreachable" if host in stats.dark else "failed"

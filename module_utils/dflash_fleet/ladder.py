@@ -69,8 +69,10 @@ def next_rung(attempts: Sequence[Attempt], fallbacks: Sequence[str], limit: int)
     offered = {remedy["id"]: remedy for remedy in last["crash"].get("remedies") or [] if remedy.get("automatic", True)}
     for identity in fallbacks:
         remedy = offered.get(identity)
+        if not remedy or not remedy.get("set") or identity in last["remedies"]:
+            continue
         # Whatever a table of own causes says: what needs an installation first is no rung.
-        if remedy and identity not in last["remedies"] and remedy.get("set") and not remedies.INSTALLED & {*remedy["set"]}:
+        if not remedies.INSTALLED & remedy["set"].keys():
             return {
                 "id": identity,
                 "set": {**last["overrides"], **remedy["set"]},
