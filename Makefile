@@ -85,7 +85,7 @@ option-table: .venv/.complete  ## write the table of options anew from the relea
 real-parsers: .venv/.complete  ## compare it and every configuration with SGLang's own parsers (RELEASES, default all)
 	@$(BIN)/python rehearsal/wheels.py cpu
 	@$(BIN)/python tests/parsers/environment.py $(RELEASES)
-	@DFLASH_FLEET_REAL_PARSERS="$(or $(RELEASES),all)" $(BIN)/pytest -q tests/unit/test_parsers.py tests/unit/test_parser_check.py
+	@DFLASH_FLEET_REAL_PARSERS="$(or $(RELEASES),all)" $(BIN)/pytest -q tests/parsers/test_real_parsers.py
 
 .PHONY: bench
 bench: .venv/.complete  ## one benchmark by NAME, its figures as JSON on the last line

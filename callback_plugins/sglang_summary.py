@@ -27,7 +27,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import ladder
+from ansible.module_utils.dflash_fleet import plan
 
 COLUMNS = ("host", "instance", "engine", "profile", "state", "ready in", "accept", "what happened")
 
@@ -73,7 +73,8 @@ class CallbackModule(CallbackBase):
         for host in sorted(stats.processed):
             lines = (stats.custom.get(host) or {}).get("sglang_summary") or {}
             for instance, line in sorted(lines.items()):
-                ready, accept = ladder.duration(line.get("seconds")), line.get("accept_length")
+                seconds, accept = line.get("seconds"), line.get("accept_length")
+                ready = "" if seconds is None else plan.duration(seconds)
                 rows.append((
                     host, instance, line["engine"], line["profile"], line["state"],
                     ready, "" if accept is None else f"{accept:.1f}", line.get("note") or "",

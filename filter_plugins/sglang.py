@@ -127,8 +127,8 @@ def _fallback_errors(names: Any) -> list[tuple[str, str]]:
     return [
         (
             "sglang_fallbacks",
-            f"sglang_fallbacks: {name!r} is no remedy that can be taken without a person"
-            f"{profiles.suggestion(str(name), known)}; write some of {', '.join(known)}",
+            f"sglang_fallbacks: {name!r} {remedies.why_not(name)}{profiles.suggestion(name, known)}; "
+            f"a fallback is one of {', '.join(known)}",
         )
         for name in remedies.check_ids([str(name) for name in names])
     ]

@@ -69,7 +69,10 @@ def next_rung(attempts: Sequence[Attempt], fallbacks: Sequence[str], limit: int)
     offered = {remedy["id"]: remedy for remedy in last["crash"].get("remedies") or [] if remedy.get("automatic", True)}
     for identity in fallbacks:
         remedy = offered.get(identity)
-        if remedy and identity not in last["remedies"] and remedy.get("set"):
+        if not remedy or not remedy.get("set") or identity in last["remedies"]:
+            continue
+        # Whatever a table of own causes says: what needs an installation first is no rung.
+        if not remedies.INSTALLED & remedy["set"].keys():
             return {
                 "id": identity,
                 "set": {**last["overrides"], **remedy["set"]},
@@ -126,6 +129,15 @@ def release_record(resolved: Mapping[str, Any], venv: str, api_key: str) -> dict
     }
 
 
+#: Options that remedies change in steps: what they were decides where the next step goes.
+_IN_EFFECT = {
+    "--mem-fraction-static": "sglang_mem_fraction_static",
+    "--max-running-requests": "sglang_max_running_requests",
+    "--context-length": "sglang_context_length",
+    "--attention-backend": "sglang_attention_backend",
+}
+
+
 def in_effect(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a start by the project's variables, so that diagnosis does not offer what was tried."""
     return {
@@ -133,19 +145,17 @@ def in_effect(resolved: Mapping[str, Any]) -> dict[str, Any]:
         "sglang_profile": resolved["profile"],
         "sglang_cuda_graph": resolved["cuda_graph"]["effective"],
         "sglang_drafter": resolved["drafter"]["name"],
+        **{
+            variable: value
+            for flag, value in resolved["options"]
+            for variable in [_IN_EFFECT.get(flag)]
+            if variable is not None
+        },
     }
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What a person reads
-
-
-def duration(seconds: float | None) -> str:
-    """Minutes and seconds: 210.4 -> 3:30; nothing for None."""
-    if seconds is None:
-        return ""
-    whole = int(seconds + 0.5)
-    return f"{whole // 60}:{whole % 60:02d}"
 
 
 def settings(overrides: Mapping[str, Any]) -> str:

@@ -137,6 +137,12 @@ _ALL = (
     _remedy("read_first_worker", "the first traceback of an EngineCore or worker process, above this one", cost="none", source="community-scripts/ProxmoxVED#2047"),
 )  # fmt: skip
 
+#: What a deployment installs before it switches. A rung comes after the switch, on a host where only the environment and
+#: the weights of the inventory's wish lie: one that changes these could not start.
+INSTALLED = frozenset(
+    {"sglang_version", "sglang_build", "sglang_model", "sglang_model_revision", "sglang_drafter_model", "sglang_drafter_revision"}
+)
+
 REMEDIES: dict[str, Remedy] = {remedy.id: remedy for remedy in _ALL}
 
 _GRAPHS = ("smaller_graphs", "smaller_graphs_legacy")
@@ -364,3 +370,15 @@ def ids() -> list[str]:
 def check_ids(names: Iterable[str]) -> list[str]:
     """Names that are no automatic remedy."""
     return [name for name in names if name not in REMEDIES or not REMEDIES[name].automatic]
+
+
+def why_not(name: str) -> str:
+    """Why the ladder never takes a remedy of this name."""
+    remedy = REMEDIES.get(name)
+    if remedy is None:
+        return "is no remedy"
+    needed = sorted(INSTALLED & remedy.set.keys())
+    if needed:
+        assigned = ", ".join(f"{variable}: {remedy.set[variable]}" for variable in needed)
+        return f"needs an installation that no fallback makes; write {assigned} yourself, which installs it before the switch"
+    return "waits for a person"

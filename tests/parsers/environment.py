@@ -2,7 +2,7 @@
 
 One environment serves every release: the packages of the CPU engine (rehearsal/wheels.py cpu) with the release's wheel
 unpacked in front of them. `python tests/parsers/environment.py [RELEASE ...]` prepares it (2 GB in the cache, about a
-minute); tests/unit/test_parsers.py then uses it.
+minute); test_real_parsers.py then uses it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Makes the table anew for the releases it has, and for those named here as well: the next release is this one command.
 Fetches each release's wheel (7 to 39 MB, without its dependencies) with pip and reads its option declarations from
 the source: `parser.add_argument(...)` calls, and from 0.5.14 on the annotated fields that SGLang turns into options.
-Nothing of SGLang is imported, so this needs neither torch nor a GPU. tests/unit/test_parsers.py compares the result
+Nothing of SGLang is imported, so this needs neither torch nor a GPU. test_real_parsers.py compares the result
 with the real parsers where they are installed.
 """
 

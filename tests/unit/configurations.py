@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
+
+from dflash_fleet import profiles
 
 #: The releases at which options moved, and the newest.
 RELEASES = ("0.5.11", "0.5.13", "0.5.14", "0.5.19", "0.5.20", "0.5.23")
@@ -68,3 +71,13 @@ def overlays(version: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(title, request) of every overlay for a release."""
     for title, overlay in OVERLAYS.items():
         yield title, {**BASE, "version": version, "profile": "tp8", "drafter": "dflash", **overlay}
+
+
+def command_lines(version: str) -> list[tuple[str, list[str]]]:
+    """(title, options) of every configuration that the resolver does not refuse."""
+    found = []
+    for title, request in [*matrix(version), *overlays(version)]:
+        with contextlib.suppress(profiles.ConfigError):
+            found.append((title, profiles.resolve(request)["argv"][2:]))
+    assert len(found) > 60
+    return found

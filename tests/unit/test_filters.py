@@ -112,7 +112,12 @@ def test_bad_keys_are_refused_without_showing_them(key: Any, words: str) -> None
 
 @pytest.mark.parametrize(
     ("fallbacks", "words"),
-    [(["disable_cuda_graphs"], "did you mean disable_cuda_graph?"), ("disable_cuda_graph", "list")],
+    [
+        (["disable_cuda_graphs"], "did you mean disable_cuda_graph?"),
+        ("disable_cuda_graph", "list"),
+        (["upgrade_sglang"], "write sglang_version: 0.5.20 yourself, which installs it before the switch"),
+        (["more_gpus"], "waits for a person"),
+    ],
 )
 def test_unknown_fallbacks(fallbacks: Any, words: str) -> None:
     problems = filters.sglang_validate(filters.sglang_requests({**VARIABLES, "sglang_fallbacks": fallbacks}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dflash_fleet import ladder
+from dflash_fleet import ladder, profiles, remedies
 
 GRAPHS_OFF = {
     "id": "disable_cuda_graph",
@@ -19,6 +19,8 @@ UPGRADE = {
     "cost": "",
     "automatic": False,
 }
+# An own cause may call anything automatic.
+OWN = {**UPGRADE, "id": "use_tp8", "automatic": True}
 TP8 = {"id": "use_tp8", "summary": "tp8", "set": {"sglang_profile": "tp8"}, "cost": "lower peak", "automatic": True}
 
 
@@ -30,6 +32,7 @@ def resolved(**more):
         "engine": {"name": "sglang", "version": "0.5.11", "build": "rehearsal"},
         "drafter": {"name": "dflash", "algorithm": "DFLASH"},
         "overrides": {},
+        "options": [],
         "cuda_graph": {"effective": "enabled"},
     }
     return {**base, **more}
@@ -62,6 +65,7 @@ def serving(taken=(), overrides=None):
         pytest.param([crashed()], ["use_tp8"], 2, None, id="a rung that does not match the cause is not taken"),
         pytest.param([crashed([])], ["disable_cuda_graph"], 2, None, id="no remedy, no rung"),
         pytest.param([crashed([UPGRADE])], ["upgrade_sglang"], 2, None, id="what only a person may do is not taken"),
+        pytest.param([crashed([OWN])], ["use_tp8"], 2, None, id="what needs an installation first is no rung"),
         pytest.param(
             [crashed([GRAPHS_OFF, TP8])],
             ["use_tp8", "disable_cuda_graph"],
@@ -211,3 +215,19 @@ def test_a_unit_that_waits_for_the_next_start_is_said():
     assert ladder.pending(facts)
     assert not ladder.pending({**facts, "current": "old"})
     assert not ladder.pending({**facts, "serving": False}), "the next start has come"
+
+
+def test_a_step_of_the_memory_fraction_starts_from_what_was_in_effect():
+    request = {"model": "a/b", "model_revision": "a" * 40, "version": "0.5.20", "profile": "tp8"}
+    effect = ladder.in_effect(profiles.resolve({**request, "mem_fraction_static": 0.94, "max_running_requests": 16}))
+    assert effect["sglang_mem_fraction_static"] == "0.94"
+    offered = {item["id"]: item["set"] for item in remedies.remedies_for("gpu_oom", "0.5.20", effect)}
+    assert offered["lower_mem_fraction"] == {"sglang_mem_fraction_static": 0.9}
+    assert "fewer_running_requests" not in offered
+    assert "sglang_mem_fraction_static" not in ladder.in_effect(profiles.resolve(request))
+
+
+def test_no_remedy_that_a_machine_may_take_needs_an_installation():
+    automatic = [remedy for remedy in remedies.REMEDIES.values() if remedy.automatic]
+    assert len(automatic) > 15
+    assert not [remedy.id for remedy in automatic if remedies.INSTALLED & remedy.set.keys()]

@@ -1,22 +1,16 @@
-"""The installed engine's parser is asked before a switch; here the rehearsal engine's, and SGLang's own on request."""
+"""The installed engine's parser is asked before a switch; here the rehearsal engine's."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
 from pathlib import Path
 
 import configurations
 import pytest
-from dflash_fleet import parser_check, profiles, release_options, venvs
+from dflash_fleet import parser_check, profiles, venvs
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "rehearsal" / "engine" / "src"
-sys.path.insert(0, str(ROOT / "tests" / "parsers"))
-parsers = importlib.import_module("environment")
-WANTED = os.environ.get("DFLASH_FLEET_REAL_PARSERS", "").replace(",", " ").split()
-REAL = list(release_options.RELEASES) if WANTED == ["all"] else WANTED
 
 
 @pytest.fixture(autouse=True)
@@ -84,26 +78,3 @@ def test_an_engine_that_dies_at_import_is_a_refusal():
     assert parser_check.verdict("", "x\nlibcuda.so.1: cannot open\n", 1) == (
         "its parser ended with status 1: libcuda.so.1: cannot open"
     )
-
-
-# The test environment has one transformers for all releases; on a host each has the one it was made for.
-OLDER = """
-from transformers.models.auto import configuration_auto
-mapping = configuration_auto._LazyConfigMapping
-register = mapping.register
-mapping.register = lambda self, key, value, exist_ok=False: register(self, key, value, exist_ok=True)
-"""
-
-
-@pytest.mark.parametrize("version", REAL or ["none"])
-def test_real_parser(version, tmp_path):
-    if version == "none":
-        pytest.skip("DFLASH_FLEET_REAL_PARSERS is not set")
-    parsers.prepare([version])
-    (tmp_path / "sitecustomize.py").write_text(OLDER)
-    environment = {"PYTHONPATH": f"{parsers.tree(version)}:{tmp_path}", "SGLANG_USE_CPU_ENGINE": "1"}
-    python = str(parsers.PYTHON)
-    assert parser_check.ask(python, argv(version, cuda_graph="disabled"), environment) == ""
-    said = parser_check.ask(python, [*argv(version), "--attention-backend", "warp9"], environment)
-    assert "invalid choice: 'warp9'" in said
-    assert parser_check.variable_for(said) == "sglang_attention_backend"
