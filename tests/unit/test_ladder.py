@@ -203,13 +203,6 @@ def test_unit_quote(plain, quoted):
     assert ladder.unit_quote(plain) == quoted
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(None, ""), (0.4, "0:00"), (59.6, "1:00"), (210.4, "3:30"), (3725, "62:05")]
-)
-def test_duration(seconds, text):
-    assert ladder.duration(seconds) == text
-
-
 def test_a_unit_that_waits_for_the_next_start_is_said():
     facts = {"serving": True, "current": "new", "ready": {"release_id": "old"}}
     assert ladder.pending(facts)
