@@ -202,34 +202,39 @@ def diagnosed_listeners(port: int) -> list[dict[str, Any]] | None:
 
     Needs no privileges. `cgroup`, the id of the control group, is None before kernel 5.8.
     """
+    found = _diagnose(socket.AF_INET, port)
+    if found is None:
+        return None
+    return found + (_diagnose(socket.AF_INET6, port) or [])  # a kernel may be without IPv6
+
+
+def _diagnose(family: int, port: int) -> list[dict[str, Any]] | None:
+    # struct inet_diag_req_v2: family, protocol, ext, pad, states, then a socket id of 48 bytes (source port first)
+    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN)
+    request += struct.pack(">HH", port, 0) + b"\0" * 44
+    head = struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, 0x301, 1, 0)  # REQUEST | DUMP
     found: list[dict[str, Any]] = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        # struct inet_diag_req_v2: family, protocol, ext, pad, states, then a socket id of 48 bytes (source port first)
-        request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN)
-        request += struct.pack(">HH", port, 0) + b"\0" * 44
-        head = struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, 0x301, 1, 0)  # REQUEST | DUMP
-        try:
-            with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:  # NETLINK_SOCK_DIAG
-                link.settimeout(2)
-                link.send(head + request)
-                finished = False
-                while not finished:
-                    data = link.recv(65536)
-                    at = 0
-                    if not data:
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:  # NETLINK_SOCK_DIAG
+            link.settimeout(2)
+            link.send(head + request)
+            while True:
+                data = link.recv(65536)
+                if not data:
+                    return None
+                at = 0
+                while at + 16 <= len(data):
+                    length, kind = struct.unpack_from("=IH", data, at)
+                    if kind == _NLMSG_DONE:
+                        return found
+                    if length < 16 or kind == _NLMSG_ERROR:
                         return None
-                    while at + 16 <= len(data) and not finished:
-                        length, kind = struct.unpack_from("=IH", data, at)
-                        if length < 16 or kind == _NLMSG_ERROR:
-                            return None
-                        finished = kind == _NLMSG_DONE
-                        one = None if finished else _diag(data[at + 16 : at + length], port)
-                        if one is not None:
-                            found.append(one)
-                        at += (length + 3) & ~3
-        except OSError:
-            return None
-    return found
+                    one = _diag(data[at + 16 : at + length], port)
+                    if one is not None:
+                        found.append(one)
+                    at += (length + 3) & ~3
+    except OSError:
+        return None
 
 
 def socket_cgroups(port: int) -> dict[int, int]:

@@ -102,7 +102,7 @@ def watch(
 
 def restart(host: Any, *until: dict[str, str], seconds: float = 90) -> list[dict[str, Any]]:
     """A fresh start, queued as a person would, without Ansible."""
-    commands = (f"systemctl reset-failed {UNIT}", f"systemctl restart --no-block {UNIT}")
+    commands = (f"systemctl reset-failed {UNIT} || true", f"systemctl restart --no-block {UNIT}")
     return watch(host, *until, before=commands, seconds=seconds)
 
 
@@ -118,11 +118,13 @@ def newest_report(host: Any, known: list[str]) -> dict[str, Any]:
     return engine.read_json(host, f"{REPORTS}/{added[0]}/report.json")
 
 
-def failed_once(host: Any, failure: dict[str, Any], seconds: float = 90) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def failed_once(
+    host: Any, *failures: dict[str, Any], seconds: float = 90
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A start that fails, and the one by which systemd mends it; (rows, report)."""
     known = reports(host)
-    set_pace(host, failure)
-    commands = (f"systemctl reset-failed {UNIT}", f"systemctl restart --no-block {UNIT}")
+    set_pace(host, *failures)
+    commands = (f"systemctl reset-failed {UNIT} || true", f"systemctl restart --no-block {UNIT}")
     # The rehearsal engine's own `once` is forgotten here: RemoveIPC= clears the user's /dev/shm after each run.
     mended = (pace_command(),)
     rows = watch(host, {**ACTIVE, "NRestarts": "1"}, FAILED, before=commands, after=mended, seconds=seconds)

@@ -140,6 +140,15 @@ def test_the_kernels_answer_is_what_proc_says(address, monkeypatch):
     assert told[0]["inode"] > 0
 
 
+def test_a_kernel_without_ipv6_still_tells_the_others(held, monkeypatch):
+    whole = gate._diagnose
+    monkeypatch.setattr(gate, "_diagnose", lambda family, port: whole(family, port) if family < 10 else None)
+    assert [one["address"] for one in gate.diagnosed_listeners(held)] == ["127.0.0.1"]
+    monkeypatch.setattr(gate, "_diagnose", lambda *_: None)
+    assert gate.diagnosed_listeners(held) is None
+    assert [one["address"] for one in gate.listeners(held)] == ["127.0.0.1"]  # read from /proc instead
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_looking_as_the_processes_own_user():
     code = (

@@ -264,7 +264,7 @@ def test_a_webhook_that_never_ends_delays_no_start_and_shows_no_key(host):
     argv = engine.sudo(host, "tr '\\0' ' ' < /run/webhook/argv")
     assert "supervisor.py report" in argv
     assert WEBHOOK not in argv
-    assert WEBHOOK not in engine.sudo(host, "journalctl --no-pager --all -o export")
+    assert WEBHOOK not in engine.sudo(host, "journalctl --no-pager --all -o json")
     assert "the webhook did not take the report" in engine.journal(host, UNIT) + engine.sudo(
         host, "journalctl --no-pager -o cat -n 400"
     )
