@@ -251,13 +251,15 @@ def project(entry: Entry) -> Entry:
     message = kept.get("MESSAGE")
     if (isinstance(message, list) and len(message) > MAX_MESSAGE_CHARS) or (isinstance(message, (str, bytes)) and len(message) > MAX_MESSAGE_CHARS):
         kept["MESSAGE"] = message[:MAX_MESSAGE_CHARS]
+    if isinstance(message, list):
+        kept["MESSAGE"] = text_of(kept["MESSAGE"])  # an array of numbers takes eight times its text
     return kept
 
 
 def _weight(entry: Entry) -> int:
     message = entry.get("MESSAGE")
     size = len(message) if isinstance(message, (str, bytes, list)) else 0
-    return 700 + (size * 8 if isinstance(message, list) else size)
+    return 1500 + (size * 8 if isinstance(message, list) else size)
 
 
 # --------------------------------------------------------------------------------------------- text formats
@@ -922,14 +924,17 @@ def _read_invocation(source: Journalctl, unit: str, wanted: str, queries: contex
         boot = first(entries[-1], "_BOOT_ID")
         beside = beside or queries.enter_context(_beside(source, unit, min(times), max(times)))
         found = []
+        size = 0
         for entry in beside.entries(seconds=5.0):
-            if (realtime(entry) or 0) < min(times) - BESIDE_US:
+            if (realtime(entry) or 0) < min(times) - BESIDE_US or size > TAIL_BYTES // 4:
                 break  # newest first: the rest is older still
-            found.append(project(entry))
+            if kernel_interest(first(entry, "MESSAGE")) if is_kernel(entry) else about_unit(entry, unit):
+                found.append(project(entry))
+                size += _weight(found[-1])
         for entry in reversed(found):
             if not is_kernel(entry):
-                entries += [entry] if about_unit(entry, unit) else []
-            elif first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE")):
+                entries.append(entry)
+            elif first(entry, "_BOOT_ID") in ("", boot):
                 collected.kernel.append(entry)
     context = [entry for entry in reversed(told) if invocation_of(entry) != chosen]
     if cut_off and not context:
@@ -1013,7 +1018,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
             if size > TAIL_BYTES or count > TAIL_ENTRIES:
                 if (
                     any(marked((text_of(item.get("MESSAGE")) or "")[:4096]) for item in chunk)
-                    and size < 3 * TAIL_BYTES
+                    and size < 2 * TAIL_BYTES
                 ):
                     kept.append(_thin(chunk))
                 else:
