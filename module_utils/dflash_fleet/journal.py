@@ -89,6 +89,7 @@ HEAD_ENTRIES = 400  # the start of an invocation: arguments, phases
 HEAD_ENTRIES_INDEXED = 120  # where the journal's index gives the end at once, the start is read for arguments and phases alone
 TAIL_ENTRIES = 6000
 TAIL_BYTES = 12 << 20
+CHUNK_BYTES = 1 << 20
 QUIET_ENTRIES = 150  # so many entries without a marker before the oldest one: walking further back finds nothing new
 MAX_SCAN_ENTRIES = 400_000
 MAX_SCAN_SECONDS = 20.0
@@ -699,7 +700,7 @@ class Journalctl:
 
     def fetch(self, matches: Iterable[str], **options: Any) -> list[Entry]:
         with self.start(matches, **options) as query:
-            return list(query.entries(seconds=MAX_SCAN_SECONDS))
+            return list(itertools.islice(query.entries(seconds=MAX_SCAN_SECONDS), options.get("limit")))
 
 
 class Query:
@@ -977,7 +978,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
     """Walk back from the end of the run until the failure and a quiet stretch before it are read. True: the start was reached."""
     kept: deque[list[Entry]] = deque()
     chunk: list[Entry] = []
-    size = 0
+    size = chunk_bytes = 0
     quiet = 0
     certain = trailing = False
     count = others = 0
@@ -1003,6 +1004,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
         entry = project(entry)
         chunk.append(entry)
         size += _weight(entry)
+        chunk_bytes += _weight(entry)
         text = text_of(entry.get("MESSAGE")) or ""
         if text.startswith(("  File ", "    ")) or marked(text[:4096]):
             quiet = 0
@@ -1013,7 +1015,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
         enough = QUIET_ENTRIES if certain and not trailing else 25 * QUIET_ENTRIES
         if quiet >= enough and (certain or trailing):
             return finish(), False
-        if len(chunk) >= 512:
+        if len(chunk) >= 512 or chunk_bytes > CHUNK_BYTES:
             # Beyond the tail only stretches with a marker are worth their memory.
             if size > TAIL_BYTES or count > TAIL_ENTRIES:
                 if (
@@ -1027,6 +1029,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
             else:
                 kept.append(chunk)
             chunk = []
+            chunk_bytes = 0
         if count >= MAX_SCAN_ENTRIES:
             break
     if count >= MAX_SCAN_ENTRIES or query.timed_out:
