@@ -209,7 +209,7 @@ ROWS: tuple[Row, ...] = (
         r"|PTX was compiled with an unsupported toolchain|driver version .{0,40}(?:too old|is older|minimum)",
         why="The runtime asks the driver for its CUDA version."),
     Row("driver_mismatch", "driver_library_mismatch",
-        pattern=r"[Dd]river/library version mismatch|unsupported display driver / cuda driver combination|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+        pattern=r"[Dd]river/library version mismatch|LibRmVersionMismatch|NVML/RM version mismatch|unsupported display driver / cuda driver combination|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
         r"|forward compatibility was attempted on non supported HW|cudaErrorCompatNotSupportedOnDevice",
         why="NVML and CUDA compare kernel module and library."),
     Row("cuda_init", "cuda_init_failed",

@@ -261,6 +261,8 @@ class Analysis:
         self.sigterm_index: int | None = None
         self.ended = False
         self.start_timeout = False
+        self.start_timeout_index: int | None = None
+        self.stopped_by_job = False
         self.systemd_watchdog = False
         self.unit_oom = False
         self.oomd = False
@@ -481,6 +483,7 @@ def _about(record: Record, unit: str) -> bool:
 
 
 def _read_systemd(analysis: Analysis) -> None:
+    restarting = False
     for record in analysis.systemd:
         entry = record.entry
         message_id = journal.first(entry, "MESSAGE_ID")
@@ -512,6 +515,14 @@ def _read_systemd(analysis: Analysis) -> None:
         elif message_id == journal.MSG_UNIT_STOPPING or re.match(r"Stopping ", text):
             if analysis.stop_index is None:
                 analysis.stop_index = record.index
+        elif message_id == journal.MSG_UNIT_STOPPED or text.startswith("Stopped "):
+            # Told of a run that was over at the end of somebody's stop. What systemd stops to start it again has type restart,
+            # and a run that ended long before was not ended by that.
+            job = journal.first(entry, "JOB_TYPE")
+            soon = analysis.end_index is not None and _seconds(analysis, analysis.end_index, record.index) < 1
+            analysis.stopped_by_job = (job == "stop" if job else not restarting) and soon
+        elif message_id == journal.MSG_UNIT_RESTART:
+            restarting = True
         elif message_id in (journal.MSG_UNIT_STARTED, journal.MSG_UNIT_STARTING) or re.match(
             r"(?:Started|Starting) ", text
         ):
@@ -522,6 +533,8 @@ def _read_systemd(analysis: Analysis) -> None:
             analysis.oomd = True
         elif "start operation timed out" in text or "Start operation timed out" in text:
             analysis.start_timeout = True
+            if analysis.start_timeout_index is None:
+                analysis.start_timeout_index = record.index
         elif re.search(r"Watchdog (?:timeout \(limit|request \(last status)", text):
             analysis.systemd_watchdog = True
         elif (
@@ -1219,6 +1232,8 @@ def _phase(analysis: Analysis, failure: Failure | None, process: Process | None,
     limit = failure.index if failure is not None else float("inf")
     if failure is None and analysis.health_failed and _stuck_before(analysis, None):
         limit = analysis.health_failed[0]  # it hung there; what came after is somebody's answer to that
+    if analysis.start_timeout_index is not None:
+        limit = min(limit, analysis.start_timeout_index)  # what it did when its time was up, not how it was ended
     best = {"own": 0, "all": 0, "main": 0}
     batch_seen = False
     for candidate in analysis.processes.values():
@@ -1604,7 +1619,8 @@ def _verdict(analysis: Analysis, fatal: Sequence[Failure], first: Failure | None
     if analysis.ended:
         clean = analysis.result == "success" or (analysis.exit_code == "exited" and analysis.exit_status == 0)
         if clean:
-            return "crashed_exit_zero"
+            # A load that is stopped before the engine handles signals says nothing at all.
+            return "stopped_by_operator" if analysis.stopped_by_job and not certain else "crashed_exit_zero"
         return "crashed"
     if analysis.cut_off:
         return "crashed"

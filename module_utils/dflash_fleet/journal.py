@@ -55,7 +55,7 @@ ENDED_IDS = (MSG_UNIT_FAILED, MSG_UNIT_SUCCESS)
 FIELDS = (
     "MESSAGE", "MESSAGE_ID", "SYSLOG_IDENTIFIER", "_PID", "_COMM", "_CMDLINE", "_TRANSPORT", "_LINE_BREAK",
     "_SYSTEMD_UNIT", "_SYSTEMD_USER_UNIT", "_SYSTEMD_INVOCATION_ID", "UNIT", "USER_UNIT", "INVOCATION_ID", "USER_INVOCATION_ID",
-    "EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT", "N_DROPPED",
+    "EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT", "JOB_TYPE", "N_DROPPED",
     "COREDUMP_UNIT", "COREDUMP_USER_UNIT", "COREDUMP_PID", "COREDUMP_COMM", "COREDUMP_SIGNAL", "COREDUMP_SIGNAL_NAME",
     "OBJECT_SYSTEMD_UNIT", "OBJECT_SYSTEMD_INVOCATION_ID",
 )  # fmt: skip
@@ -89,6 +89,7 @@ HEAD_ENTRIES = 400  # the start of an invocation: arguments, phases
 HEAD_ENTRIES_INDEXED = 120  # where the journal's index gives the end at once, the start is read for arguments and phases alone
 TAIL_ENTRIES = 6000
 TAIL_BYTES = 12 << 20
+CHUNK_BYTES = 1 << 20
 QUIET_ENTRIES = 150  # so many entries without a marker before the oldest one: walking further back finds nothing new
 MAX_SCAN_ENTRIES = 400_000
 MAX_SCAN_SECONDS = 20.0
@@ -251,13 +252,15 @@ def project(entry: Entry) -> Entry:
     message = kept.get("MESSAGE")
     if (isinstance(message, list) and len(message) > MAX_MESSAGE_CHARS) or (isinstance(message, (str, bytes)) and len(message) > MAX_MESSAGE_CHARS):
         kept["MESSAGE"] = message[:MAX_MESSAGE_CHARS]
+    if isinstance(message, list):
+        kept["MESSAGE"] = text_of(kept["MESSAGE"])  # an array of numbers takes eight times its text
     return kept
 
 
 def _weight(entry: Entry) -> int:
     message = entry.get("MESSAGE")
     size = len(message) if isinstance(message, (str, bytes, list)) else 0
-    return 700 + (size * 8 if isinstance(message, list) else size)
+    return 1500 + (size * 8 if isinstance(message, list) else size)
 
 
 # --------------------------------------------------------------------------------------------- text formats
@@ -697,7 +700,7 @@ class Journalctl:
 
     def fetch(self, matches: Iterable[str], **options: Any) -> list[Entry]:
         with self.start(matches, **options) as query:
-            return list(query.entries(seconds=MAX_SCAN_SECONDS))
+            return list(itertools.islice(query.entries(seconds=MAX_SCAN_SECONDS), options.get("limit")))
 
 
 class Query:
@@ -922,14 +925,17 @@ def _read_invocation(source: Journalctl, unit: str, wanted: str, queries: contex
         boot = first(entries[-1], "_BOOT_ID")
         beside = beside or queries.enter_context(_beside(source, unit, min(times), max(times)))
         found = []
+        size = 0
         for entry in beside.entries(seconds=5.0):
-            if (realtime(entry) or 0) < min(times) - BESIDE_US:
+            if (realtime(entry) or 0) < min(times) - BESIDE_US or size > TAIL_BYTES // 4:
                 break  # newest first: the rest is older still
-            found.append(project(entry))
+            if kernel_interest(first(entry, "MESSAGE")) if is_kernel(entry) else about_unit(entry, unit):
+                found.append(project(entry))
+                size += _weight(found[-1])
         for entry in reversed(found):
             if not is_kernel(entry):
-                entries += [entry] if about_unit(entry, unit) else []
-            elif first(entry, "_BOOT_ID") in ("", boot) and kernel_interest(first(entry, "MESSAGE")):
+                entries.append(entry)
+            elif first(entry, "_BOOT_ID") in ("", boot):
                 collected.kernel.append(entry)
     context = [entry for entry in reversed(told) if invocation_of(entry) != chosen]
     if cut_off and not context:
@@ -972,7 +978,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
     """Walk back from the end of the run until the failure and a quiet stretch before it are read. True: the start was reached."""
     kept: deque[list[Entry]] = deque()
     chunk: list[Entry] = []
-    size = 0
+    size = chunk_bytes = 0
     quiet = 0
     certain = trailing = False
     count = others = 0
@@ -998,6 +1004,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
         entry = project(entry)
         chunk.append(entry)
         size += _weight(entry)
+        chunk_bytes += _weight(entry)
         text = text_of(entry.get("MESSAGE")) or ""
         if text.startswith(("  File ", "    ")) or marked(text[:4096]):
             quiet = 0
@@ -1008,12 +1015,12 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
         enough = QUIET_ENTRIES if certain and not trailing else 25 * QUIET_ENTRIES
         if quiet >= enough and (certain or trailing):
             return finish(), False
-        if len(chunk) >= 512:
+        if len(chunk) >= 512 or chunk_bytes > CHUNK_BYTES:
             # Beyond the tail only stretches with a marker are worth their memory.
             if size > TAIL_BYTES or count > TAIL_ENTRIES:
                 if (
                     any(marked((text_of(item.get("MESSAGE")) or "")[:4096]) for item in chunk)
-                    and size < 3 * TAIL_BYTES
+                    and size < 2 * TAIL_BYTES
                 ):
                     kept.append(_thin(chunk))
                 else:
@@ -1022,6 +1029,7 @@ def _read_back(query: Query, stream: Iterable[Entry], collected: Collected) -> t
             else:
                 kept.append(chunk)
             chunk = []
+            chunk_bytes = 0
         if count >= MAX_SCAN_ENTRIES:
             break
     if count >= MAX_SCAN_ENTRIES or query.timed_out:

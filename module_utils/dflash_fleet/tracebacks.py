@@ -192,6 +192,8 @@ def _seam(left: str, right: str, words: frozenset[str]) -> str:
     before, after = _WORD_END.search(left[-60:]), _WORD_BEGIN.match(right[:60])
     if before is not None and after is not None and (before.group() + after.group()).lower() in words:
         return ""  # in|stance, an|other: both halves may be words of their own
+    if right[0] == ":" or left.endswith("::"):
+        return ""  # inside a C++ name
     if _WANTS_BLANK.search(left[-40:]):
         return " "
     if before is None or after is None:

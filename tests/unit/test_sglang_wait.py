@@ -725,6 +725,8 @@ def told(monkeypatch):
         entries = [{"MESSAGE_ID": "d9b373ed55a64feb8242e02dbe79a49c"}]
         kernel = []
         gaps = []
+        unit = "sglang-main-ep8.service"
+        source = invocation_id = None
 
     monkeypatch.setattr(module.journal, "read_invocation", lambda _unit, _invocation: Read)
     monkeypatch.setattr(module.diagnosis, "diagnose", lambda *_args, **_more: dict(answer))
