@@ -685,6 +685,26 @@ def test_disk_runs_full_for_real(bench: Bench, tmp_path: Path, monkeypatch: pyte
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+def test_inodes_run_out_before_the_first_byte(bench: Bench, tmp_path: Path) -> None:
+    """Room for the bytes, none for the files: found out from the filesystem, with no file asked of the hub."""
+    small = tmp_path / "few-inodes"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=40", "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small filesystem")
+    try:
+        error = bench.fails(root=str(small))
+        assert error.kind == "disk_full"
+        assert f"needs {len(FILES) + snapshot.INODE_MARGIN} inodes" in str(error)
+        assert "sglang_root" in str(error)
+        assert "get" not in bench.hub.stats
+        assert not list(small.rglob("*.safetensors"))
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
 # -- the module
 
 
