@@ -19,6 +19,10 @@ description:
   - A damaged file of a published folder is replaced by a rename, so an engine that has it open keeps what it has.
   - The token reaches the client through a pipe. It is in no argument, environment or file.
 options:
+  environment:
+    description: Environment variables for the client, such as C(https_proxy) and C(SSL_CERT_FILE).
+    type: dict
+    default: {}
   repo:
     description: Repository on the hub, V(org/name).
     type: str
@@ -174,6 +178,7 @@ kind:
   type: str
 """
 
+import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -209,10 +214,13 @@ def main() -> None:
             "verify": {"type": "str", "choices": ["manifest", "full"], "default": "manifest"},
             "xet": {"type": "bool", "default": True},
             "variables": {"type": "dict", "default": {}},
+            "environment": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
     options: dict[str, Any] = module.params
+    # The client inherits it. An argument and no environment of the task, since that one stands in a command line.
+    os.environ.update({str(name): str(value) for name, value in options["environment"].items()})
     # The package's name for a setting -> what the person calls it.
     settings = {
         "repo": "repo",

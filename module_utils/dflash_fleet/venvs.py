@@ -205,7 +205,7 @@ def find_interpreter(python: str) -> Interpreter:
         raise VenvError(f"sglang_venv_python: {python} cannot be run on this host ({error.strerror})")
     if asked.returncode != 0:
         last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
-        hint = " (on Debian: install python3-venv)" if "venv" in last else ""
+        hint = " (on Debian: install python3-venv)" if "No module named" in last else ""
         raise VenvError(f"sglang_venv_python: {python} on this host: {last}{hint}")
     return Interpreter(python, asked.stdout.strip())
 

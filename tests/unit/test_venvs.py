@@ -484,6 +484,6 @@ def test_archives_that_lead_outside_are_refused(tmp_path, member):
         about.type, about.linkname = member.get("type", tarfile.REGTYPE), member.get("linkname", "")
         packed.addfile(about)
     (tmp_path / "target").mkdir()
-    with pytest.raises(venvs.VenvError, match="leads out of its folder|is no file"):
+    with pytest.raises(venvs.VenvError, match=r"leads out of its folder|is no file"):
         venvs.unpack(archive, tmp_path / "target")
     assert not (tmp_path / "outside").exists()

@@ -50,6 +50,15 @@ def sh(host, command, rc=0):
     return done.stdout
 
 
+def background(host, unit, script):
+    """Run a script beside what comes next; from a file, since systemd would read the dollars in it as its own."""
+    code = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+    with host.sudo():
+        done = host.run("python3 -c %s %s %s", code, f"/run/{unit}.sh", script)
+    assert done.rc == 0, done.stderr
+    sh(host, f"systemd-run --unit={unit} --collect sh /run/{unit}.sh")
+
+
 def tree(host, folder):
     with host.sudo():
         done = host.run("python3 -c %s %s", TREE, folder)
@@ -92,14 +101,8 @@ def test_killed_installation_ends_as_a_clean_one(host, moment):
         "installing": f"ls {folder}/lib/python3*/site-packages/*",
         "before the mark": f"ls {folder}/lib/python3*/site-packages/sglang/__pycache__",
     }[moment]
-    # As root on the host: when that is there, everything of the installation dies at once.
-    script = (
-        f"for i in $(seq 1 6000); do if {waiting} >/dev/null 2>&1; then "
-        # The module itself and what it runs; not this script, whose words hold the name as well.
-        f"pkill -9 -f '^[^ ]*python3?[^ ]* .*([A]nsiballZ|{folder[:-1]}[{folder[-1]}])'; pkill -9 -f '^/usr/bin/python3( |$)'; "
-        "exit 0; fi; sleep 0.01; done; exit 1"
-    )
-    sh(host, f"systemd-run --unit=killer --collect sh -c {json.dumps(script)}")
+    # When that is there, everything of the installation dies at once: the module and what it runs.
+    background(host, "killer", f"while ! {waiting} >/dev/null 2>&1; do sleep 0.01; done\npkill -9 -f python\n")
     controller.play(__file__, CONVERGE, rc=None)
     assert not host.file(f"{folder}/.complete").exists, "the kill came too late to prove anything"
     output = install()
@@ -142,11 +145,8 @@ def test_disk_that_fills_up_in_between_leaves_what_is_there(host):
         sh(host, f"systemd-run --unit={running} --collect {folder}/bin/python -c 'import time; time.sleep(600)'")
         pid = sh(host, f"systemctl show -P MainPID {running}")
         # As soon as the second environment is begun, somebody else takes the rest of the disk.
-        script = (
-            "for i in $(seq 1 6000); do if [ $(ls -d /mnt/full/venvs/*/pyvenv.cfg | wc -l) -gt 1 ]; then "
-            "cat /dev/zero > /mnt/full/filler; exit 0; fi; sleep 0.01; done"
-        )
-        sh(host, f"systemd-run --unit=filler --collect sh -c {json.dumps(script)}")
+        begun = "[ $(ls -d /mnt/full/venvs/*/pyvenv.cfg | wc -l) -gt 1 ]"
+        background(host, "filler", f"while ! {begun}; do sleep 0.01; done\ncat /dev/zero > /mnt/full/filler\n")
         output = install(sglang_root="/mnt/full", sglang_version="0.5.20", rc=2)
         assert "disk is full" in output or "No space left on device" in output, output
         assert tree(host, folder) == before
@@ -193,13 +193,25 @@ def archive(tmp_path_factory):
     target = tmp_path_factory.mktemp("python") / "python.tar.gz"
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     skipped = re.compile(r"/(test|tests|idlelib|ensurepip|site-packages|__pycache__|config-[^/]*|tkinter)(/|$)|\.a$")
+    tree = target.with_name("tree")
+    for part in ("bin", "lib"):
+        (tree / part).mkdir(parents=True)
+    # A build with a shared library names its place; relocatable ones name it from where they are.
+    program = (home / "bin" / f"python{version}").read_bytes()
+    place = f"{home}/lib".encode()
+    program = program.replace(place + b"\0", b"$ORIGIN/../lib".ljust(len(place), b"\0") + b"\0")
+    (tree / "bin" / f"python{version}").write_bytes(program)
+    (tree / "bin" / f"python{version}").chmod(0o755)
+    (tree / "bin/python3").symlink_to(f"python{version}")
+    for library in (home / "lib").glob("libpython*.so*"):
+        shutil.copy(library, tree / "lib", follow_symlinks=False)
+
+    def needed(entry):
+        return None if skipped.search("/" + entry.name) else entry
+
     with tarfile.open(target, "w:gz", compresslevel=1) as packed:
-        for part in (f"bin/python{version}", "bin/python3", f"lib/python{version}", "lib"):
-            if part == "lib":
-                for library in sorted((home / "lib").glob("libpython*")):
-                    packed.add(library, f"python/lib/{library.name}", filter=lambda one: None if skipped.search(one.name) else one)
-                continue
-            packed.add(home / part, f"python/{part}", filter=lambda one: None if skipped.search("/" + one.name) else one)
+        packed.add(tree, "python")
+        packed.add(home / "lib" / f"python{version}", f"python/lib/python{version}", filter=needed)
     return target
 
 
