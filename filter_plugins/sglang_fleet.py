@@ -36,6 +36,8 @@ class FilterModule:
             "sglang_batches": rollout.batches,
             "sglang_batches_text": rollout.plan_text,
             "sglang_digest": wish_digest,
+            "sglang_lost": rollout.lost,
+            "sglang_soaks": rollout.soaks,
             "sglang_failures": rollout.failures,
             "sglang_failure_text": rollout.failure_text,
             "sglang_summary_as_is": ladder.summary_as_is,

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .state import main_unit
+
 # One host first, then a tenth, a quarter, and all that are left.
 BATCHES = (1, "10%", "25%", "100%")
 
@@ -70,6 +72,33 @@ def failure_text(failure: Mapping[str, Any]) -> str:
     lines = [str(line) for line in message] if isinstance(message, (list, tuple)) else str(message).splitlines()
     first = lines[0] if lines else f"{failure.get('task')} failed"
     return first + (" (in full above)" if len(lines) > 1 else "")
+
+
+def soaks(hosts: Sequence[str], batch: Sequence[str]) -> bool:
+    """Whether a batch is watched for a while after its gate: the first one, where others follow."""
+    return bool(batch) and hosts[0] in batch and len(batch) < len(hosts)
+
+
+def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Instances that no longer serve by the start that passed its gate, [{instance, why, previous}].
+
+    `state` is what sglang_state says; `previous` is what to return to, {instance, release_id, unit}, or null.
+    """
+    found = []
+    for name, facts in sorted(state["instances"].items()):
+        unit = main_unit(facts)
+        again = int(unit["n_restarts"] or 0) if unit else 0
+        if facts["serving"] and not again:
+            continue
+        cause = (facts.get("report") or {}).get("cause")
+        how = "crashed after its gate and was started again" if again else f"is {facts['condition']} after its gate"
+        previous = facts.get("previous_good")
+        found.append({
+            "instance": name,
+            "why": f"{name} {how}" + (f": {cause}" if cause else ""),
+            "previous": {"instance": name, **previous} if previous else None,
+        })
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -94,3 +94,30 @@ def test_the_end_repeats_one_line():
     assert rollout.failure_text({"task": "x", "message": "one line"}) == "one line"
     assert rollout.failure_text({"task": "x", "message": ["first", "second"]}) == "first (in full above)"
     assert rollout.failure_text({"task": "x", "message": ""}) == "x failed"
+
+
+def test_the_first_batch_of_several_is_watched():
+    hosts = ["a", "b", "c"]
+    assert rollout.soaks(hosts, ["a"])
+    assert not rollout.soaks(hosts, ["b"])
+    assert not rollout.soaks(hosts, hosts), "nobody follows"
+
+
+def soaked(serving=True, restarts=0, **more):
+    unit = {"name": "sglang-a-ep8.service", "active_state": "active", "n_restarts": restarts}
+    facts = {"serving": serving, "condition": "serving" if serving else "failed", "units": [unit], "previous_good": None}
+    return {"instances": {"a": {**facts, **more}}}
+
+
+def test_what_did_not_last():
+    assert rollout.lost(soaked()) == []
+    before = {"release_id": "x", "unit": "u"}
+    gone = rollout.lost(soaked(serving=False, report={"cause": "gpu_oom"}, previous_good=before))
+    assert gone == [
+        {
+            "instance": "a", "why": "a is failed after its gate: gpu_oom",
+            "previous": {"instance": "a", "release_id": "x", "unit": "u"},
+        }
+    ]  # fmt: skip
+    assert "started again" in rollout.lost(soaked(restarts=1))[0]["why"], "it serves, by another start"
+    assert rollout.lost(soaked(restarts=1))[0]["previous"] is None

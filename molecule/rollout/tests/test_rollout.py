@@ -19,7 +19,7 @@ import starts
 HOSTS = [f"rehearsal-{number:02d}" for number in range(1, 6)]
 FIRST, SECOND, THIRD, FOURTH, FIFTH = HOSTS
 UNIT = "sglang-main-ep8.service"
-BATCHES = {"sglang_rollout_batches": [1, 2, "100%"]}
+BATCHES = {"sglang_rollout_batches": [1, 2, "100%"], "sglang_rollout_soak": 0}
 LOCK = f"{engine.ROOT}/state/rollout.json"
 
 
@@ -127,6 +127,17 @@ def test_a_canary_that_crashes_is_the_last():
     assert {length(name) for name in HOSTS} == {None}
     all_serve_and_nobody_holds_them()
     assert re.search(rf"-l {','.join(HOSTS)}", output), "the command that finishes the rest names those that wait"
+
+
+def test_a_canary_that_does_not_last_is_the_last():
+    before = invocations(*HOSTS[1:])
+    dies = {"kind": "gpu_oom", "at": "serving", "after": 12, "when": {"context_length": 8192}}
+    starts.set_pace(host(FIRST), dies, pace=0.02)
+    output = controller.deploy(__file__, *wish(sglang_context_length=8192, sglang_rollout_soak=15), rc=2)
+    assert re.search(rf"{FIRST}: main .*after its gate.*: gpu_oom", output), output
+    assert invocations(*HOSTS[1:]) == before
+    assert {length(name) for name in HOSTS} == {None}
+    all_serve_and_nobody_holds_them()
 
 
 def test_a_crash_in_the_second_batch_returns_that_host_only():
