@@ -234,6 +234,13 @@ def _gone(requests: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], found
     return removal.unwanted(found, requests, listed, bool(facts.get("sglang_service_remove_unlisted", True)))
 
 
+def _gpu_bytes(answer: Mapping[str, Any] | None) -> list[int] | None:
+    """Memory of each GPU of a host, by index; None where it was not asked or does not say."""
+    listed = (((answer or {}).get("facts") or {}).get("gpus") or {}).get("list") or []
+    sizes = [gpu.get("memory_total_bytes") for gpu in listed]
+    return [int(size) for size in sizes] if sizes and all(sizes) else None
+
+
 def sglang_plan_hosts(
     names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
@@ -259,6 +266,7 @@ def sglang_plan_hosts(
             "gone": _gone(requests, facts, instances) if not problems else [],
             "models": state.get("models") or {},
             "venvs": state.get("venvs") or {},
+            "gpu_bytes": _gpu_bytes(facts.get("sglang_plan_gpus")),
             "free_bytes": next((item.get("free_bytes") for item in (state.get("filesystems") or {}).values()), None),
             "sizes": facts.get("gpu_host_model_sizes_gb", defaults.get("gpu_host_model_sizes_gb")) or {},
             "venv_sizes": facts.get("gpu_host_venv_sizes_gb", defaults.get("gpu_host_venv_sizes_gb")) or {},

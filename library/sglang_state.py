@@ -150,6 +150,8 @@ state:
       description:
         - By directory name and revision, C(complete), C(bytes), C(files), C(damaged) (files that are missing or have
           another size than the manifest says, ten at most).
+        - C(cache), the shape of its KV cache (C(layers) with C(shared) values, or with C(heads) of C(values)), where
+          its config.json says so.
       type: dict
       sample:
         moonshotai--Kimi-K2.6:

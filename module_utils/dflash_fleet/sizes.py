@@ -13,28 +13,39 @@ from . import state
 
 GB = 1_000_000_000
 
-#: KV cache of a target, bytes of one token in bfloat16 on a rank that holds all its layers. Kimi K2 has MLA: 576 values
-#: in each of 61 layers, the same on every tensor-parallel rank.
-TARGET_KV = {"kimi-k2": 576 * 61 * 2}
-#: KV cache of a DFlash drafter: layers, key/value heads, values of a head's key and value together.
-DRAFTER_KV = {"kimi-k2": (6, 8, 256)}
+#: The shapes of KV caches (`state.cache_shape`) of models that a plan should know before they are on a host: the target
+#: has MLA, 576 values in each of 61 layers, the same on every tensor-parallel rank.
+KNOWN_CACHES: dict[str, dict[str, int]] = {
+    "kimi-k2": {"layers": 61, "shared": 576},
+    "kimi-k2 drafter": {"layers": 6, "heads": 8, "values": 256},
+}
 
 
-def _family(model: str) -> str:
-    return next((name for name in TARGET_KV if name in model.lower()), "")
+def _cache(name: str, revision: str, drafter: bool, models: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """The shape of a model's KV cache: from its config.json on the host, else from the table."""
+    found = (models.get(state.model_dirname(name)) or {}).get(revision) or {}
+    family = next((known for known in KNOWN_CACHES if known in name.lower()), "")
+    return found.get("cache") or KNOWN_CACHES.get(family + (" drafter" if drafter else ""))
 
 
-def kv_bytes_per_token(result: Mapping[str, Any]) -> int | None:
-    """Bytes of one token in the KV pool of each GPU, the drafter's among them; None for a model not known here."""
-    family = _family(str(result["model"]["name"]))
-    parallel, drafter = result["parallel"], result["drafter"]
-    if not family or drafter["name"] == "eagle3":
-        return None
+def _cache_bytes(shape: Mapping[str, int], tp: int, pp: int, width: int) -> int:
+    """Bytes of one token on the rank that holds most: whole heads, and the longest stage's layers."""
+    per_layer = shape.get("shared") or max(1, -(-shape["heads"] // tp)) * shape["values"]
+    return -(-shape["layers"] // pp) * per_layer * width
+
+
+def kv_bytes_per_token(result: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> int | None:
+    """Bytes of one token in the KV pool of each GPU, the drafter's among them; None where a model is not known."""
+    parallel = result["parallel"]
     width = 1 if str(option(result, "--kv-cache-dtype") or "").startswith("fp8") else 2
-    total = TARGET_KV[family] * width // 2 // parallel["pp"]
-    if drafter["algorithm"]:
-        layers, heads, values = DRAFTER_KV[family]
-        total += layers * max(1, heads // parallel["tp"]) * values * 2
+    total = 0
+    for what, name, revision in _repositories(result):
+        drafter = what == "drafter"
+        shape = _cache(name, revision, drafter, models or {})
+        if shape is None or (drafter and result["drafter"]["name"] == "eagle3"):
+            return None
+        # A drafter has no stages, and its pool stays in bfloat16.
+        total += _cache_bytes(shape, parallel["tp"], 1 if drafter else parallel["pp"], 2 if drafter else width)
     return total
 
 
@@ -76,11 +87,13 @@ def memory(result: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
     # Experts, heads and stages are all shared out over tp x pp; data-parallel replicas hold a whole copy each.
     share = parallel["tp"] * parallel["pp"]
     parts = []
+    weights: float | None = 0
     for what, name, revision in _repositories(result):
         total = model_bytes(name, revision, host.get("models") or {}, host.get("sizes") or {})
         over = parallel["tp"] if what == "drafter" else share
+        weights = None if weights is None or total is None else weights + total / over
         parts.append(f"{what} {'not known' if total is None else 'about ' + gigabytes(total / over)}")
-    token = kv_bytes_per_token(result)
+    token = kv_bytes_per_token(result, host.get("models") or {})
     if token is None:
         parts.append("KV pool not known")
     else:
@@ -92,7 +105,30 @@ def memory(result: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
     fraction = option(result, "--mem-fraction-static")
     where = "on each GPU" if result["gpus"] else "on the host, each rank"
     limit = f"; weights and KV pool may take {float(fraction):.0%}" if fraction else ""
-    return [f"{where}: {', '.join(parts)}{limit}"]
+    lines = [f"{where}: {', '.join(parts)}{limit}"]
+    return [*lines, *_fit(result, host, weights, token, float(fraction) if fraction else None)]
+
+
+def _fit(
+    result: Mapping[str, Any], host: Mapping[str, Any], weights: float | None, token: int | None, fraction: float | None
+) -> list[str]:
+    """What the host's own GPUs have, against what they should hold."""
+    if not result["gpus"]:
+        return []
+    gpus = host.get("gpu_bytes")
+    if gpus is None:
+        return ["memory of the GPUs: not asked"]
+    mine = [gpus[index] for index in result["gpu_ids"] or range(result["gpus"]) if index < len(gpus)]
+    if len(mine) < result["gpus"]:
+        return [f"NOT ENOUGH: {len(gpus)} GPUs on the host, {result['gpus']} wanted"]
+    least = min(mine)
+    if weights is None:
+        return [f"GPUs of {gigabytes(least)}"]
+    room = least * (fraction or 1) - weights
+    if room <= 0:
+        return [f"NOT ENOUGH: {gigabytes(weights)} of weights on GPUs of {gigabytes(least)}"]
+    left = f"GPUs of {gigabytes(least)}: {'' if fraction else 'at most '}{gigabytes(room)} left for the KV pool"
+    return [left + (f", {room / token:.0f} tokens" if token else "")]
 
 
 def disk(result: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:

@@ -508,7 +508,37 @@ def read_model(path: Path) -> dict[str, Any]:
         total += actual
         if size is not None and actual != size:
             damaged.append(name)
-    return {"complete": not damaged, "bytes": total, "files": len(sizes), "damaged": sorted(damaged)[:10]}
+    found = {"complete": not damaged, "bytes": total, "files": len(sizes), "damaged": sorted(damaged)[:10]}
+    shape = cache_shape(read_json(path / "config.json") or {})
+    return {**found, "cache": shape} if shape else found
+
+
+def cache_shape(config: Mapping[str, Any]) -> dict[str, int] | None:
+    """What a model's config.json says about its KV cache; None where it says too little.
+
+    `layers` that attend, and for one token in one of them: `shared` values that every tensor-parallel rank holds (MLA),
+    or `heads` key/value heads of `values` values each, key and value together. Layers with a sliding window count
+    whole, so for those it is the most that the cache takes.
+    """
+    inner = config.get("text_config")  # of a multimodal model
+    text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else config
+
+    def whole(name: str) -> int:
+        value = text.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+    kinds = text.get("layer_types")
+    layers = whole("num_hidden_layers")
+    if isinstance(kinds, list):
+        layers = sum(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    if not layers:
+        return None
+    if whole("kv_lora_rank"):
+        return {"layers": layers, "shared": whole("kv_lora_rank") + whole("qk_rope_head_dim")}
+    queries = whole("num_attention_heads")
+    values = whole("head_dim") or (whole("hidden_size") // queries if queries else 0)
+    heads = whole("num_key_value_heads") or queries
+    return {"layers": layers, "heads": heads, "values": 2 * values} if heads and values else None
 
 
 def manifest_sizes(manifest: Mapping[str, Any]) -> dict[str, int | None]:

@@ -333,3 +333,19 @@ def test_golden_base_is_the_incident() -> None:
     assert {key: request[key] for key in ("profile", "drafter", "version")} == {
         key: configurations.INCIDENT[key] for key in ("profile", "drafter", "version")
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        pytest.param(
+            {"facts": {"gpus": {"list": [{"memory_total_bytes": 96 * 10**9}] * 8}}}, "GPUs of 96 GB", id="told"
+        ),
+        pytest.param({"facts": {"gpus": {"list": []}}}, "memory of the GPUs: not asked", id="none found"),
+        pytest.param({"skipped": True}, "memory of the GPUs: not asked", id="not asked"),
+        pytest.param({"unreachable": True, "msg": "no route"}, "memory of the GPUs: not asked", id="no answer"),
+    ],
+)
+def test_plan_compares_with_the_memory_of_the_hosts_gpus(answer: dict[str, Any], said: str) -> None:
+    facts = {"sglang_plan_state": {"state": {"instances": {}}}, "sglang_plan_gpus": answer}
+    assert said in filters.sglang_plan(filters.sglang_plan_hosts(["a"], {"a": facts}, VARIABLES))

@@ -105,7 +105,8 @@ def test_the_first_batch_of_several_is_watched():
 
 def soaked(serving=True, restarts=0, **more):
     unit = {"name": "sglang-a-ep8.service", "active_state": "active", "n_restarts": restarts}
-    facts = {"serving": serving, "condition": "serving" if serving else "failed", "units": [unit], "previous_good": None}
+    word = "serving" if serving else "failed"
+    facts = {"serving": serving, "condition": word, "units": [unit], "previous_good": None}
     return {"instances": {"a": {**facts, **more}}}
 
 

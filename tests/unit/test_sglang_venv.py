@@ -67,6 +67,8 @@ class Action(action.ActionModule):
         self.calls.append(module_args["step"])
         options = {"python": sys.executable, "imports": [], "command": [], "environment": {}, "user": "", **module_args}
         options.setdefault("engine", None)
+        options.setdefault("archive", "")
+        options.setdefault("archive_sha256", "")
         options.setdefault("index", False)
         try:
             # A module's result always has a file's attributes beside a path.

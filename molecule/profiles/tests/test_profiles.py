@@ -124,6 +124,10 @@ def test_two_instances_share_a_host_and_the_one_before_is_gone(on):
         assert f"CUDA_VISIBLE_DEVICES={gpus}" in engine.show(on, f"sglang-{name}-tp4.service", "Environment")
         assert engine.state(on, "ready.json", name)["unit"] == f"sglang-{name}-tp4.service"
     assert engine.show(on, "sglang-a-tp4.service", "NUMAPolicy") == "bind"
+    for unit in installed(on):
+        path = f"/etc/systemd/system/{unit}"
+        assert engine.sudo(on, f"systemd-analyze verify --man=no {path} 2>&1") == ""
+        engine.sudo(on, f"systemd-analyze security --offline=true --threshold=20 --no-pager {path}")
     # No trace of the instance that the inventory no longer names.
     assert not on.file("/var/lib/sglang/main").exists
     assert not on.file("/etc/sglang/main").exists
