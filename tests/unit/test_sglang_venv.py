@@ -27,7 +27,9 @@ package = sglang_venv.venvs
 def unbuilt(monkeypatch):
     """An installation that leaves a usable interpreter and the names of the wheels it had."""
 
-    def install(path: Path, _requirements: str, _interpreter: object, wheels: Path, index: bool) -> dict[str, float]:
+    def install(
+        path: Path, _requirements: str, _interpreter: object, wheels: Path, index: bool, _network: object
+    ) -> dict[str, float]:
         (path / "bin").mkdir(parents=True)
         (path / "bin" / "python").symlink_to(sys.executable)
         (path / "had").write_text(json.dumps([index, sorted(one.name for one in wheels.glob("*.whl"))]))
@@ -69,6 +71,8 @@ class Action(action.ActionModule):
         options.setdefault("engine", None)
         options.setdefault("archive", "")
         options.setdefault("archive_sha256", "")
+        options.setdefault("keep", 3)
+        options.setdefault("network", {})
         options.setdefault("index", False)
         try:
             # A module's result always has a file's attributes beside a path.

@@ -67,6 +67,19 @@ def test_it_passes_through_the_same_unit_and_gate(host):
     gated(host)
 
 
+def test_what_its_own_parser_or_resolution_refuses_leaves_it_serving(host):
+    """The first value is no choice of the parser's; the second parses, and is longer than the model's own context."""
+    serving = engine.show(host, UNIT, "InvocationID")
+    for setting, said in (
+        ("sglang_attention_backend=warp9", "invalid choice: 'warp9'"),
+        ("sglang_context_length=131072", "greater than the derived context_length"),
+    ):
+        output = controller.deploy(__file__, "-e", setting, rc=2)
+        assert f"{setting.split('=')[0]}: SGLang 0.5.23 (cpu) on this host refuses" in output
+        assert said in output
+        assert engine.show(host, UNIT, "InvocationID") == serving
+
+
 def test_it_survives_a_restart(host):
     before = engine.show(host, UNIT, "InvocationID")
     # Returns when the gate has passed.
