@@ -825,6 +825,10 @@ class Watch:
 
     def _present(self, now: float) -> None:
         """Check mode: what can be said without generating anything."""
+        if self.prober is not None and not self.answers and not self.prober.is_alive():
+            self._http(now)  # its last word may have come after we listened
+        if self.result is not None:
+            return
         if self.answers:
             self._finish("ready", now, at=self._serving_since(now))
             return
