@@ -22,10 +22,17 @@ from . import state
 WATCHED = (
     "/etc/apt/apt.conf.d/*",
     "/etc/apt/preferences.d/*",
+    "/etc/apt/sources.list.d/*",
+    "/etc/default/grub.d/*",
     "/etc/modprobe.d/*",
     "/etc/needrestart/conf.d/*",
     "/etc/systemd/journald.conf.d/*",
+    "/etc/systemd/system/dflash-fleet-*",
+    "/etc/systemd/system/multi-user.target.d/*",
     "/sys/module/nvidia/version",
+    "/usr/local/share/ca-certificates/*",
+    "/usr/share/keyrings/dflash-fleet-*",
+    "/var/lib/dpkg/status",
 )
 BELOW_ROOT = (
     "*",
