@@ -5,6 +5,7 @@ Every trap of the client that its exit status hides is here: a flipped bit, a tr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -645,8 +646,12 @@ def test_the_token_is_nowhere_to_be_read(bench: Bench) -> None:
         for process in (pid, run.pid):
             assert secret not in Path(f"/proc/{process}/cmdline").read_bytes()
             assert secret not in Path(f"/proc/{process}/environ").read_bytes()
+        looked = 0
         for file in [p for p in bench.tmp.rglob("*") if p.is_file()]:
-            assert secret not in file.read_bytes()
+            with contextlib.suppress(FileNotFoundError):  # the client is at work: its own files come and go
+                assert secret not in file.read_bytes()
+                looked += 1
+        assert looked > 5
     finally:
         run.kill()
         run.wait()
