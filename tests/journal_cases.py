@@ -114,6 +114,20 @@ def all_ranks_interleaved(run: Run, text: str, order: tuple[int, ...]) -> None:
                 run.rank_raw(rank, row)
 
 
+def printed(text: str, **ending: Any) -> Journal:
+    """A start that prints a text before it has any ranks, and ends (Run.exit)."""
+    journal = Journal()
+    run = journal.run()
+    run.start()
+    run.raw(text)
+    run.exit(**ending)
+    return journal
+
+
+def early_crash(error: str, rows: Any = (("sglang/launch_server.py", 40, "<module>"),)) -> Journal:
+    return printed(traceback(rows, error), status=1)
+
+
 def simple_load_crash(error: str, rows: list[Any], ranks: int = 8, phase: str = "weights", **arguments: Any) -> Journal:
     journal, run = start(ranks, **arguments)
     getattr(run, {"dist_init": "to_weights", "weights": "to_weights", "kv_cache": "to_kv", "graph_capture": "to_graphs"}[phase])()

@@ -14,7 +14,7 @@ from dflash_fleet import diagnosis
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import journal_cases as jc
-from journal_builder import BATCH, LOOP, MESSAGE_IDS, RUN, Journal, S, traceback
+from journal_builder import BATCH, LOOP, MESSAGE_IDS, RUN, Journal, Run, S, traceback
 
 Build = Callable[[], Journal]
 CASES: list[tuple[str, Build, dict[str, Any]]] = []
@@ -28,20 +28,34 @@ def adv(name: str, **want: Any) -> Callable[[Build], Build]:
     return d
 
 
-def load(exc: str, rows: list[Any], phase: str = "weights", ranks: int = 2, **a: Any) -> Journal:
-    return jc.simple_load_crash(exc, rows, ranks=ranks, phase=phase, **a)
-
-
 L = [(jc.RUNNER, 700, "load_model")]
 
 
-def mainexc(exc: str, rows: Any = (("sglang/launch_server.py", 40, "<module>"),), code: int = 1) -> Journal:
-    j = Journal()
-    r = j.run()
-    r.start()
-    r.raw(traceback(rows, exc))
-    r.exit(code)
+def dies_serving(text: str, rank: int = 0, ranks: int = 2, kernel: tuple[str, ...] = ()) -> Journal:
+    """One rank of a serving engine raises, after lines of the kernel about its process ({pid})."""
+    j, r = jc.start(ranks)
+    r.to_serving()
+    for line in kernel:
+        j.kernel(line.format(pid=r.pid_of(rank)))
+    r.raise_in(rank, text)
+    r.self_kill(True)
     return j
+
+
+def spawn(r: Run, text: str, **more: str) -> None:
+    """What systemd says in the name of the process that it could not start."""
+    r.journal.add(
+        f"{r.unit}: {text}",
+        _PID="777",
+        _COMM="(python3)",
+        SYSLOG_IDENTIFIER="(python3)",
+        UNIT=r.unit,
+        INVOCATION_ID=r.invocation,
+        _SYSTEMD_UNIT=r.unit,
+        _SYSTEMD_INVOCATION_ID=r.invocation,
+        _TRANSPORT="journal",
+        **more,
+    )
 
 
 @adv("stop while loading, only Stopped", verdict="stopped_by_operator", cause="none")
@@ -123,17 +137,13 @@ def _() -> Journal:
 
 @adv("oom kill of a neighbour only", verdict="crashed", cause="unknown", oom=False)
 def _() -> Journal:
-    j, r = jc.start(2)
-    r.to_serving()
-    j.kernel(
-        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=trainer.service,mems_allowed=0-1,global_oom,task_memcg=/system.slice/trainer.service,task=python,pid=999,uid=1000"
+    return dies_serving(
+        traceback([RUN, LOOP, BATCH], "KeyError: 'rid-7'"),
+        kernel=(
+            "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=trainer.service,mems_allowed=0-1,global_oom,task_memcg=/system.slice/trainer.service,task=python,pid=999,uid=1000",
+            "Out of memory: Killed process 999 (python) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:1000 pgtables:1kB oom_score_adj:0",
+        ),
     )
-    j.kernel(
-        "Out of memory: Killed process 999 (python) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:1000 pgtables:1kB oom_score_adj:0"
-    )
-    r.raise_in(0, traceback([RUN, LOOP, BATCH], "KeyError: 'rid-7'"))
-    r.self_kill(True)
-    return j
 
 
 @adv("watchdog of systemd", verdict="hung", cause="scheduler_hang")
@@ -159,42 +169,26 @@ def _() -> Journal:
 
 @adv("start limit hides old result", verdict="crashed", cause="gpu_oom_weights")
 def _() -> Journal:
-    j = load(
+    j = jc.simple_load_crash(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB of which 1.1 GiB is free.",
         [*L, (f"{S}/layers/linear.py", 10, "create_weights")],
+        ranks=2,
     )
     j.tick(20)
+    systemd = {"_PID": "1", "_COMM": "systemd", "SYSLOG_IDENTIFIER": "systemd", "UNIT": j.unit, "_TRANSPORT": "journal"}
+    j.add(f"{j.unit}: Start request repeated too quickly.", **systemd)
     j.add(
-        f"{j.unit}: Start request repeated too quickly.",
-        _PID="1",
-        _COMM="systemd",
-        SYSLOG_IDENTIFIER="systemd",
-        UNIT=j.unit,
-        _TRANSPORT="journal",
-    )
-    j.add(
-        f"{j.unit}: Failed with result 'exit-code'.",
-        _PID="1",
-        _COMM="systemd",
-        SYSLOG_IDENTIFIER="systemd",
-        UNIT=j.unit,
-        _TRANSPORT="journal",
-        MESSAGE_ID=MESSAGE_IDS["failed"],
-        UNIT_RESULT="exit-code",
+        f"{j.unit}: Failed with result 'exit-code'.", **systemd, MESSAGE_ID=MESSAGE_IDS["failed"], UNIT_RESULT="exit-code"
     )
     return j
 
 
 @adv("notify exception group in lifespan", verdict="crashed", type="ValueError")
 def _() -> Journal:
-    j = Journal()
-    r = j.run()
-    r.start()
-    r.raw(
-        '  + Exception Group Traceback (most recent call last):\n  |   File "/opt/venv/lib/python3.11/site-packages/sglang/srt/entrypoints/http_server.py", line 300, in lifespan\n  |     async with anyio.create_task_group() as tg:\n  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    |   File "/opt/venv/lib/python3.11/site-packages/sglang/srt/x.py", line 3, in f\n    |     raise ValueError(\'bad\')\n    | ValueError: bad template\n    | note: while reading chat template\n    +------------------------------------'
+    return jc.printed(
+        '  + Exception Group Traceback (most recent call last):\n  |   File "/opt/venv/lib/python3.11/site-packages/sglang/srt/entrypoints/http_server.py", line 300, in lifespan\n  |     async with anyio.create_task_group() as tg:\n  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    |   File "/opt/venv/lib/python3.11/site-packages/sglang/srt/x.py", line 3, in f\n    |     raise ValueError(\'bad\')\n    | ValueError: bad template\n    | note: while reading chat template\n    +------------------------------------',
+        status=1,
     )
-    r.exit(1)
-    return j
 
 
 @adv("address in use by uvicorn", verdict="crashed", cause="port_in_use")
@@ -208,46 +202,38 @@ def _() -> Journal:
 
 @adv("xid 13 application", verdict="crashed", cause="cuda_illegal_memory_access")
 def _() -> Journal:
-    j, r = jc.start(2)
-    r.to_serving()
-    j.kernel(
-        f"NVRM: Xid (PCI:0000:41:00): 31, pid={r.pid_of(1)}, name=sglang::schedul, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f_0000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
-    )
-    r.raise_in(
-        1,
+    return dies_serving(
         traceback(
             jc.VERIFY, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n" + jc.CUDA_TAIL
         ),
+        rank=1,
+        kernel=(
+            "NVRM: Xid (PCI:0000:41:00): 31, pid={pid}, name=sglang::schedul, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f_0000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
+        ),
     )
-    r.self_kill(True)
-    return j
 
 
 @adv("xid 95 uncontained", verdict="crashed", cause="gpu_xid_hardware")
 def _() -> Journal:
-    j, r = jc.start(2)
-    r.to_serving()
-    j.kernel(
-        f"NVRM: Xid (PCI:0000:41:00): 95, pid={r.pid_of(0)}, name=sglang::schedul, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
-    )
-    r.raise_in(
-        0,
+    return dies_serving(
         traceback(
             jc.VERIFY, "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n" + jc.CUDA_TAIL
         ),
+        kernel=(
+            "NVRM: Xid (PCI:0000:41:00): 95, pid={pid}, name=sglang::schedul, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
+        ),
     )
-    r.self_kill(True)
-    return j
 
 
 @adv("xid of another process", verdict="crashed", cause="unknown")
 def _() -> Journal:
-    j, r = jc.start(2)
-    r.to_serving()
-    j.kernel("NVRM: Xid (PCI:0000:c1:00): 31, pid=4242, name=python, Ch 00000008, MMU Fault")
-    r.raise_in(1, traceback([RUN, LOOP, BATCH], "KeyError: 'abc'"))
-    r.self_kill(True)
-    return j
+    return dies_serving(
+        traceback([RUN, LOOP, BATCH], "KeyError: 'abc'"),
+        rank=1,
+        kernel=(
+            "NVRM: Xid (PCI:0000:c1:00): 31, pid=4242, name=python, Ch 00000008, MMU Fault",
+        ),
+    )
 
 
 @adv(
@@ -294,28 +280,28 @@ def _() -> Journal:
 
 @adv("hf 401", verdict="crashed", cause="hf_auth_gated")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: Root=1-68)\n\nCannot access gated repo for url https://huggingface.co/org/k/resolve/main/config.json.\nAccess to model org/k is restricted. You must have access to it and be authenticated to access it. Please log in."
     )
 
 
 @adv("hf 404", verdict="crashed", cause="hf_not_found")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. (Request ID: Root=1-68)\n\nRepository Not Found for url: https://huggingface.co/api/models/org/none/revision/main.\nPlease make sure you specified the correct `repo_id` and `repo_type`."
     )
 
 
 @adv("hf revision", verdict="crashed", cause="hf_not_found")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "huggingface_hub.errors.RevisionNotFoundError: 404 Client Error. (Request ID: Root=1-68)\n\nRevision Not Found for url: https://huggingface.co/api/models/org/k/revision/zz.\nInvalid rev id: zz"
     )
 
 
 @adv("hub read timeout", verdict="crashed", cause="network_transfer_failed")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "httpx.ReadTimeout: The read operation timed out",
         (("sglang/launch_server.py", 40, "<module>"), ("huggingface_hub/file_download.py", 400, "http_get")),
     )
@@ -323,33 +309,37 @@ def _() -> Journal:
 
 @adv("safetensors invalid header", verdict="crashed", cause="weights_corrupt")
 def _() -> Journal:
-    return load("safetensors_rust.SafetensorError: Error while deserializing header: invalid header deserialization", L)
+    return jc.simple_load_crash(
+        "safetensors_rust.SafetensorError: Error while deserializing header: invalid header deserialization", L, ranks=2
+    )
 
 
 @adv("safetensors size", verdict="crashed", cause="weights_corrupt")
 def _() -> Journal:
-    return load(
+    return jc.simple_load_crash(
         "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
         L,
+        ranks=2,
     )
 
 
 @adv("index missing key", verdict="crashed", cause="drafter_mismatch")
 def _() -> Journal:
-    return load(
+    return jc.simple_load_crash(
         "RuntimeError: The size of tensor a (7168) must match the size of tensor b (4096) at non-singleton dimension 1",
         [
             (f"{S}/speculative/dflash_worker.py", 150, "__init__"),
             (jc.RUNNER, 700, "load_model"),
             (f"{S}/models/dflash.py", 300, "load_weights"),
         ],
+        ranks=2,
         speculative_algorithm="DFLASH",
     )
 
 
 @adv("config without hidden", verdict="crashed", cause="missing_model_file")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "OSError: Can't load the configuration of '/models/k'. If you were trying to load it from 'https://huggingface.co/models', make sure you don't have a local directory with the same name. Otherwise, make sure '/models/k' is the correct path to a directory containing a config.json file"
     )
 
@@ -369,14 +359,10 @@ def _() -> Journal:
 
 @adv("illegal instruction", verdict="crashed", native="SIGILL", cause="native_abort")
 def _() -> Journal:
-    j = Journal()
-    r = j.run()
-    r.start()
-    r.raw(
-        'Fatal Python error: Illegal instruction\n\nCurrent thread 0x00007f1 (most recent call first):\n  File "/opt/venv/lib/python3.11/site-packages/numpy/x.py", line 3 in x'
+    return jc.printed(
+        'Fatal Python error: Illegal instruction\n\nCurrent thread 0x00007f1 (most recent call first):\n  File "/opt/venv/lib/python3.11/site-packages/numpy/x.py", line 3 in x',
+        signal=4, dumped=True,
     )
-    r.exit(signal=4, dumped=True)
-    return j
 
 
 @adv("segfault of main during gc, kernel line", verdict="crashed", native="SIGSEGV", cause="native_segfault")
@@ -406,12 +392,12 @@ def _() -> Journal:
 
 @adv("driver mismatch", verdict="crashed", cause="driver_library_mismatch")
 def _() -> Journal:
-    return mainexc("pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.")
+    return jc.early_crash("pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.")
 
 
 @adv("no cuda gpus", verdict="crashed", cause="cuda_init_failed")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "RuntimeError: No CUDA GPUs are available",
         (("sglang/launch_server.py", 40, "<module>"), ("torch/cuda/__init__.py", 400, "_lazy_init")),
     )
@@ -419,7 +405,7 @@ def _() -> Journal:
 
 @adv("no nvidia driver", verdict="crashed", cause="cuda_init_failed")
 def _() -> Journal:
-    return mainexc(
+    return jc.early_crash(
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from http://www.nvidia.com/Download/index.aspx",
         (("sglang/launch_server.py", 40, "<module>"), ("torch/cuda/__init__.py", 400, "_lazy_init")),
     )
@@ -445,7 +431,7 @@ def _() -> Journal:
 
 @adv("too many open files", verdict="crashed", cause="unknown")
 def _() -> Journal:
-    return load("OSError: [Errno 24] Too many open files", L)
+    return jc.simple_load_crash("OSError: [Errno 24] Too many open files", L, ranks=2)
 
 
 @adv("cuda graph invalidated", verdict="crashed", cause="cuda_graph_capture_failed")
@@ -486,18 +472,7 @@ def _() -> Journal:
     j = Journal()
     r = j.run()
     r.start()
-    j.add(
-        "sglang-main-ep8.service: Failed at step CHDIR spawning /usr/bin/python3: No such file or directory",
-        _PID="777",
-        _COMM="(python3)",
-        SYSLOG_IDENTIFIER="(python3)",
-        UNIT=r.unit,
-        INVOCATION_ID=r.invocation,
-        MESSAGE_ID=MESSAGE_IDS["spawn"],
-        _SYSTEMD_UNIT=r.unit,
-        _SYSTEMD_INVOCATION_ID=r.invocation,
-        _TRANSPORT="journal",
-    )
+    spawn(r, "Failed at step CHDIR spawning /usr/bin/python3: No such file or directory", MESSAGE_ID=MESSAGE_IDS["spawn"])
     r.exit(200)
     return j
 
@@ -507,29 +482,8 @@ def _() -> Journal:
     j = Journal()
     r = j.run()
     r.start()
-    j.add(
-        "sglang-main-ep8.service: Failed to set up credentials: No such file or directory",
-        _PID="777",
-        _COMM="(python3)",
-        SYSLOG_IDENTIFIER="(python3)",
-        UNIT=r.unit,
-        INVOCATION_ID=r.invocation,
-        _SYSTEMD_UNIT=r.unit,
-        _SYSTEMD_INVOCATION_ID=r.invocation,
-        _TRANSPORT="journal",
-    )
-    j.add(
-        "sglang-main-ep8.service: Failed at step CREDENTIALS spawning /usr/bin/python3: No such file or directory",
-        _PID="777",
-        _COMM="(python3)",
-        SYSLOG_IDENTIFIER="(python3)",
-        UNIT=r.unit,
-        INVOCATION_ID=r.invocation,
-        MESSAGE_ID=MESSAGE_IDS["spawn"],
-        _SYSTEMD_UNIT=r.unit,
-        _SYSTEMD_INVOCATION_ID=r.invocation,
-        _TRANSPORT="journal",
-    )
+    spawn(r, "Failed to set up credentials: No such file or directory")
+    spawn(r, "Failed at step CREDENTIALS spawning /usr/bin/python3: No such file or directory", MESSAGE_ID=MESSAGE_IDS["spawn"])
     r.exit(243)
     return j
 
@@ -609,12 +563,8 @@ def _() -> Journal:
 
 @adv("cut log, last line missing", verdict="crashed", cause="unknown", complete=False)
 def _() -> Journal:
-    j, r = jc.start(1)
-    r.to_serving()
-    t = traceback([RUN, LOOP, BATCH], "X: y").split("\n")[:-1]
-    r.raise_in(0, "\n".join(t))
-    r.self_kill(True)
-    return j
+    lines = traceback([RUN, LOOP, BATCH], "X: y").split("\n")[:-1]
+    return dies_serving("\n".join(lines), ranks=1)
 
 
 @adv("rate limited", verdict="crashed", complete=False)

@@ -13,18 +13,9 @@ from dflash_fleet import diagnosis
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import journal_cases as jc
-from journal_builder import Journal, traceback
+from journal_builder import Journal
 
 S_ = "sglang/srt"
-
-
-def main(exc: str, rows: Any = (("sglang/launch_server.py", 40, "<module>"),), code: int = 1) -> Journal:
-    j = Journal()
-    r = j.run()
-    r.start()
-    r.raw(traceback(rows, exc))
-    r.exit(code)
-    return j
 
 
 def rank(exc: str, rows: Any, phase: str = "weights", **a: Any) -> Journal:
@@ -33,15 +24,6 @@ def rank(exc: str, rows: Any, phase: str = "weights", **a: Any) -> Journal:
 
 def serve(exc: str, rows: Any, **a: Any) -> Journal:
     return jc.serving_crash(exc, rows, **a)
-
-
-def lines(text: str, code: int) -> Journal:
-    j = Journal()
-    r = j.run()
-    r.start()
-    r.raw(text)
-    r.exit(code)
-    return j
 
 
 M = [(jc.RUNNER, 700, "load_model")]
@@ -57,14 +39,14 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ),
     (
         "hub offline",
-        main(
+        jc.early_crash(
             "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub and we cannot find the requested files in the local cache. Please check your connection and try again or make sure your Internet connection is on."
         ),
         "network_transfer_failed",
     ),
     (
         "dns",
-        main(
+        jc.early_crash(
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /org/k/resolve/main/config.json (Caused by NameResolutionError(\"<urllib3.connection.HTTPSConnection object at 0x7f>: Failed to resolve 'huggingface.co' ([Errno -3] Temporary failure in name resolution)\"))"
         ),
         "network_transfer_failed",
@@ -87,14 +69,14 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ),
     (
         "unrecognized model",
-        main(
+        jc.early_crash(
             "ValueError: Unrecognized model in /models/k. Should have a `model_type` key in its config.json, or contain one of the following strings in its name: albert, align"
         ),
         "missing_model_file",
     ),
     (
         "model type",
-        main(
+        jc.early_crash(
             "ValueError: The checkpoint you are trying to load has model type `kimi_k9` but Transformers does not recognize this architecture. This could be because of an issue with the checkpoint, or because your version of Transformers is out of date."
         ),
         "package_mismatch",
@@ -115,7 +97,7 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ),
     (
         "glibc",
-        main(
+        jc.early_crash(
             "ImportError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found (required by /opt/venv/lib/python3.11/site-packages/sgl_kernel/common_ops.abi3.so)"
         ),
         "missing_system_library",
@@ -129,7 +111,7 @@ UNSEEN: list[tuple[str, Journal, str]] = [
         ),
         "unknown",
     ),
-    ("prometheus", main("ModuleNotFoundError: No module named 'prometheus_client'"), "package_mismatch"),
+    ("prometheus", jc.early_crash("ModuleNotFoundError: No module named 'prometheus_client'"), "package_mismatch"),
     (
         "nonetype in model, dflash ep graphs",
         serve(
@@ -153,7 +135,7 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ),
     (
         "disagg",
-        main(
+        jc.early_crash(
             "ValueError: DFLASH speculative decoding does not support PD disaggregation.",
             (
                 ("sglang/launch_server.py", 40, "<module>"),
@@ -165,9 +147,9 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ("emfile", rank("OSError: [Errno 24] Too many open files: '/models/k/model-00031.safetensors'", M), "unknown"),
     (
         "ldso",
-        lines(
+        jc.printed(
             "/opt/venv/bin/python: error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file: No such file or directory",
-            127,
+            status=127,
         ),
         "missing_system_library",
     ),
@@ -211,14 +193,14 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ("lost", rank("pynvml.NVMLError_GpuIsLost: GPU is lost", [("pynvml.py", 2400, "nvmlInit")]), "gpu_fallen_off_bus"),
     (
         "transformers import",
-        main(
+        jc.early_crash(
             "ImportError: cannot import name 'PreTrainedConfig' from 'transformers.configuration_utils' (/opt/venv/lib/python3.11/site-packages/transformers/configuration_utils.py)"
         ),
         "package_mismatch",
     ),
     (
         "vllm kv",
-        main(
+        jc.early_crash(
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
         ),
         "kv_pool_too_small",
@@ -230,7 +212,7 @@ UNSEEN: list[tuple[str, Journal, str]] = [
     ),
     (
         "sha",
-        main(
+        jc.early_crash(
             "OSError: Consistency check failed: file should be of size 4976698672 but has size 1048576 (model-00001-of-00004.safetensors)."
         ),
         "weights_corrupt",
@@ -240,7 +222,7 @@ UNSEEN: list[tuple[str, Journal, str]] = [
         rank('FileNotFoundError: No such file or directory: "/models/k/model-00031-of-00064.safetensors"', M),
         "missing_model_file",
     ),
-    ("perm", main("PermissionError: [Errno 13] Permission denied: '/models/k/config.json'"), "permission_denied"),
+    ("perm", jc.early_crash("PermissionError: [Errno 13] Permission denied: '/models/k/config.json'"), "permission_denied"),
     (
         "oom hip",
         serve("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", [(jc.RUNNER, 2200, "forward")]),
@@ -295,7 +277,7 @@ UNSEEN: list[tuple[str, Journal, str]] = [
         ),
         "nccl_shm_too_small",
     ),
-    ("quota", main("OSError: [Errno 122] Disk quota exceeded: '/home/sglang/.cache/triton/x'"), "disk_full"),
+    ("quota", jc.early_crash("OSError: [Errno 122] Disk quota exceeded: '/home/sglang/.cache/triton/x'"), "disk_full"),
     (
         "cuda compat",
         rank(
