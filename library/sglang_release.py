@@ -164,7 +164,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_fleet import parser_check
+from ansible.module_utils.dflash_fleet import parser_check, small_files
 from ansible.module_utils.dflash_fleet import release as releases
 from ansible.module_utils.dflash_fleet import state as states
 
@@ -296,11 +296,7 @@ class Switch:
     def install_unit(self, identity: str) -> None:
         """Copy the release's unit to where systemd reads it, replaced whole."""
         text = self.layout.release_unit(self.name, identity, self.unit).read_text(encoding="utf-8")
-        handle, temporary = tempfile.mkstemp(prefix=".sglang-", dir=self.layout.units)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-            os.fchmod(out.fileno(), 0o644)
-        os.replace(temporary, self.layout.unit_file(self.unit))
+        small_files.put(self.layout.unit_file(self.unit), text, 0o644)
 
     # -- the switch
     def installed_text(self, unit: str) -> str:

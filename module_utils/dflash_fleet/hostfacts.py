@@ -762,11 +762,23 @@ def start_progress(unit: str, invocation_id: str, release: Mapping[str, Any]) ->
 def read_instances(layout: statefiles.Layout) -> dict[str, dict[str, Any]]:
     """Every instance on the host, as in `state.instances` of `sglang_state`."""
     names = statefiles.list_instances(layout)
-    units, _ = show_units()
-    owned = [(statefiles.instance_of_unit(unit["name"], names), unit) for unit in units]
-    return {
-        name: statefiles.read_instance(layout, name, [unit for owner, unit in owned if owner == name]) for name in names
-    }
+    owned, _ = by_owner(show_units()[0], names)
+    return {name: statefiles.read_instance(layout, name, owned.get(name, [])) for name in names}
+
+
+def by_owner(
+    units: Iterable[dict[str, Any]], names: Sequence[str]
+) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Units by the instance that they belong to, of these, and those that belong to none."""
+    owned: dict[str, list[dict[str, Any]]] = {}
+    others = []
+    for unit in units:
+        owner = statefiles.instance_of_unit(unit["name"], names)
+        if owner is None:
+            others.append(unit)
+        else:
+            owned.setdefault(owner, []).append(unit)
+    return owned, others
 
 
 def probe(
@@ -782,16 +794,8 @@ def probe(
     """Everything `sglang_state` returns as `state`."""
     names = list(instances)
     units, units_error = show_units(extra_units)
-    found = sorted({*names, *statefiles.list_instances(layout)})
-    by_instance: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    others = []
-    for unit in units:
-        owner = statefiles.instance_of_unit(unit["name"], found)
-        if owner in by_instance:
-            by_instance[owner].append(unit)
-        elif owner is None:
-            others.append(unit)
-    read = {name: statefiles.read_instance(layout, name, by_instance[name]) for name in names}
+    owned, others = by_owner(units, sorted({*names, *statefiles.list_instances(layout)}))
+    read = {name: statefiles.read_instance(layout, name, owned.get(name, [])) for name in names}
     for instance in read.values():
         begun = statefiles.main_unit(instance) if progress and instance["condition"] == "starting" else None
         if begun and begun["invocation_id"]:

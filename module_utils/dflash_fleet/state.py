@@ -585,7 +585,7 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
     release = read_state(layout.release_json(name, current)) if current else None
     ready = read_state(layout.ready(name))
     rungs = read_state(layout.rungs(name))
-    last_starts = read_starts(layout.starts(name))
+    starts = read_starts(layout.starts(name), last=100)
     from . import reports, verdict  # they stand on this module
 
     gate = verdict.read(verdict.path_of(name))
@@ -605,12 +605,12 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
         "gate": gate,
         "last_good": read_state(layout.last_good(name)),
         "rungs": (rungs or {}).get("rungs", []),
-        "last_starts": last_starts,
+        "last_starts": starts[-3:],
         "last_report": read_last_report(layout, name),
         "report": reports.read_last(layout.reports(name)),
     }
     facts["release_units"] = {identity: release_unit(layout, name, identity) for identity in facts["releases"]}
-    facts["previous_good"] = previous_good(facts, read_starts(layout.starts(name), last=100))
+    facts["previous_good"] = previous_good(facts, starts)
     facts.update(condition(facts))
     return facts
 

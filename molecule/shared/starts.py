@@ -13,6 +13,8 @@ import controller
 import engine
 
 UNIT = "sglang-main-ep8.service"
+# A fresh start, queued as a person would, without Ansible; a unit that never failed has nothing to reset.
+RESTART = (f"systemctl reset-failed {UNIT} || true", f"systemctl restart --no-block {UNIT}")
 ACTIVE = {"ActiveState": "active"}
 FAILED = {"ActiveState": "failed"}
 REPORTS = f"{engine.ROOT}/main/state/reports"
@@ -102,8 +104,7 @@ def watch(
 
 def restart(host: Any, *until: dict[str, str], seconds: float = 90) -> list[dict[str, Any]]:
     """A fresh start, queued as a person would, without Ansible."""
-    commands = (f"systemctl reset-failed {UNIT} || true", f"systemctl restart --no-block {UNIT}")
-    return watch(host, *until, before=commands, seconds=seconds)
+    return watch(host, *until, before=RESTART, seconds=seconds)
 
 
 def reports(host: Any) -> list[str]:
@@ -124,10 +125,9 @@ def failed_once(
     """A start that fails, and the one by which systemd mends it; (rows, report)."""
     known = reports(host)
     set_pace(host, *failures)
-    commands = (f"systemctl reset-failed {UNIT} || true", f"systemctl restart --no-block {UNIT}")
     # The rehearsal engine's own `once` is forgotten here: RemoveIPC= clears the user's /dev/shm after each run.
     mended = (pace_command(),)
-    rows = watch(host, {**ACTIVE, "NRestarts": "1"}, FAILED, before=commands, after=mended, seconds=seconds)
+    rows = watch(host, {**ACTIVE, "NRestarts": "1"}, FAILED, before=RESTART, after=mended, seconds=seconds)
     assert rows[-1]["ActiveState"] == "active", rows
     return rows, newest_report(host, known)
 

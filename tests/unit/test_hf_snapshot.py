@@ -668,15 +668,21 @@ def test_stalled_and_out_of_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert not clients(bench.tmp)
 
 
-def test_disk_runs_full_for_real(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
+@contextlib.contextmanager
+def filesystem(path: Path, options: str) -> Iterator[Path]:
+    """A filesystem of its own with a limit; the test is skipped where this user may not mount one."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the right to mount a small filesystem")
     try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_disk_runs_full_for_real(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filesystem(tmp_path / "small", "size=256k") as small:
         error = bench.fails(root=str(small))
         assert error.kind == "disk_full"
         assert "needs 384.0 kB more" in str(error)
@@ -686,28 +692,17 @@ def test_disk_runs_full_for_real(bench: Bench, tmp_path: Path, monkeypatch: pyte
         error = bench.fails(root=str(small))
         assert error.kind == "disk_full"
         assert "ran full" in str(error)
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 def test_inodes_run_out_before_the_first_byte(bench: Bench, tmp_path: Path) -> None:
     """Room for the bytes, none for the files: found out from the filesystem, with no file asked of the hub."""
-    small = tmp_path / "few-inodes"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=40", "tmpfs", str(small)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("needs the right to mount a small filesystem")
-    try:
+    with filesystem(tmp_path / "few-inodes", "size=64m,nr_inodes=40") as small:
         error = bench.fails(root=str(small))
         assert error.kind == "disk_full"
         assert f"needs {len(FILES) + snapshot.INODE_MARGIN} inodes" in str(error)
         assert "sglang_root" in str(error)
         assert "get" not in bench.hub.stats
         assert not list(small.rglob("*.safetensors"))
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 # -- the module

@@ -48,4 +48,7 @@ def test_a_command_that_fails_leaves_all_as_it_was(tmp_path):
 
 
 def test_a_program_that_the_host_lacks_is_left_out(tmp_path):
-    small_files.run(["no-such-program-here", "-u"])
+    new = tmp_path / "new"
+    files = [{"path": str(new), "content": "new\n", "then": ["no-such-program-here", "-u"]}]
+    small_files.apply(small_files.differences(files))
+    assert new.read_text() == "new\n", "it is put back only where a command fails"
