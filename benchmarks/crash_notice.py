@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,8 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
+from support import ROOT, booted, environment
+
 FLEET = "bench_crash"
 UNIT = "sglang-bench-ep8.service"
 DIED = "/dev/shm/crash-notice"  # on the host, whose every user is ours
@@ -168,13 +167,6 @@ def figures(values: list[float]) -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, str]:
-    """As `make` has it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    path = f"{BIN}:{os.environ['PATH']}"
-    return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path}
-
-
 class Host:
     """The one host of the benchmark."""
 
@@ -263,18 +255,8 @@ def main() -> int:
     if options.fleet:
         result = measure(Host(options.fleet, options.host, options.inventory), options.count, options.plays)
     else:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            spec = folder / "hosts.yml"
-            spec.write_text("hosts:\n  - {name: rehearsal-01, image: bookworm, groups: [bench]}\n")
-            inventory = folder / "inventory"
-            inventory.mkdir()
-            fleet = [sys.executable, str(ROOT / "rehearsal/fleet.py")]
-            try:
-                subprocess.run([*fleet, "up", FLEET, f"--spec={spec}", f"--inventory={inventory}"], check=True)
-                result = measure(Host(FLEET, "rehearsal-01", inventory), options.count, options.plays)
-            finally:
-                subprocess.run([*fleet, "down", FLEET], check=False)
+        with booted(FLEET, "hosts:\n  - {name: rehearsal-01, image: bookworm, groups: [bench]}\n") as inventory:
+            result = measure(Host(FLEET, "rehearsal-01", inventory), options.count, options.plays)
     print(json.dumps(result))
     return 0
 

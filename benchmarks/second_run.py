@@ -24,17 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
+from support import ROOT, booted, environment
+
 FLEET = "bench_second_run"
 WISH = {"sglang_version": "0.5.20", "sglang_rollout_batches": ["100%"]}
-
-
-def environment() -> dict[str, str]:
-    """As `make` has it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    path = f"{BIN}:{os.environ['PATH']}"
-    return {**kept, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path}
 
 
 def play(inventory: Path, playbook: str, *arguments: str, **variables: Any) -> tuple[float, int, str]:
@@ -98,20 +91,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.hosts < 2:
         parser.error("--hosts: two at least, since half of them are measured too")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        spec, inventory = folder / "hosts.yml", folder / "inventory"
-        lines = [f"  - {{name: rehearsal-{number:02d}, image: bookworm, groups: [rehearsal]}}\n"
-                 for number in range(1, options.hosts + 1)]  # fmt: skip
-        spec.write_text("hub: true\nhosts:\n" + "".join(lines))
-        inventory.mkdir()
+    lines = [f"  - {{name: rehearsal-{number:02d}, image: bookworm, groups: [rehearsal]}}\n"
+             for number in range(1, options.hosts + 1)]  # fmt: skip
+    with booted(FLEET, "hub: true\nhosts:\n" + "".join(lines)) as inventory:
         (inventory / "group_vars").symlink_to(ROOT / "inventory/demo/group_vars")
-        fleet = [sys.executable, str(ROOT / "rehearsal/fleet.py")]
-        try:
-            subprocess.run([*fleet, "up", FLEET, f"--spec={spec}", f"--inventory={inventory}"], check=True)
-            result = measure(inventory, options.hosts, options.repeats)
-        finally:
-            subprocess.run([*fleet, "down", FLEET], check=False)
+        result = measure(inventory, options.hosts, options.repeats)
     print(json.dumps(result))
     return 0
 
