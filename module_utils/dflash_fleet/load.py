@@ -23,9 +23,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 SCHEMA = 1
-# `generate` is SGLang's own; the only one whose events carry the count of tokens so far and the request's accept length.
+# `generate` is SGLang's own: its events carry the count of tokens so far, and the last one the accept length.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}
-# In each event of `generate`, and of the others where a server counts as it goes. Within a text the quotes are escaped.
+# In each event of `generate`, and of others where a server counts as it goes. Within a text the quotes are escaped.
 COUNTED = re.compile(rb'"completion_tokens": ?(\d+)')
 # Different reasons of failures that a result keeps, with their counts.
 REASONS = 20
