@@ -30,7 +30,7 @@ ON_TERMINAL = bool(sys.stdout and sys.stdout.isatty())
 
 SLICE = 10.0  # s between lines of a host while nothing changes
 QUIET_SLICE = 60.0  # s; with nothing to show, slices only keep a lost host from going unnoticed
-AWAY = 180.0  # s a host may be out of reach (a reboot) before the wait gives up on it
+AWAY = 180.0  # s a host may be out of reach before the wait gives up on it, where sglang_wait_away says nothing
 AWAY_PAUSE = 5.0  # s between attempts to reach it
 
 
@@ -98,6 +98,7 @@ class ActionModule(ActionBase):
             )
             return result
         shown = self._wanted(task_vars)
+        limit = float(self._templar.template(task_vars.get("sglang_wait_away", AWAY)))
         fleet = Fleet(host, task_vars)
         named = shown and fleet.names_hosts
         width = max([len(name) for name in task_vars.get("ansible_play_hosts_all") or [host]] + [len(host)])
@@ -115,13 +116,13 @@ class ActionModule(ActionBase):
             if failure is not None or answer.get("unreachable"):
                 now = time.monotonic()
                 away_since = now if away_since is None else away_since
-                if now - away_since >= AWAY:
+                if now - away_since >= limit:
                     if failure is not None:
                         raise failure
                     result.update(answer)
                     return result
                 if shown and printed[0] != "away":
-                    self._show(f"{host:<{width}}  out of reach, trying again for up to {phases.clock(AWAY)}")
+                    self._show(f"{host:<{width}}  out of reach, trying again for up to {phases.clock(limit)}")
                     printed = ("away", now)
                 self._drop_connection()
                 time.sleep(AWAY_PAUSE)

@@ -178,6 +178,10 @@ def test_host_that_stays_away(monkeypatch):
     with pytest.raises(AnsibleConnectionFailure, match=r"192\.0\.2\.1"):
         run.go()
     assert run.clock >= plugin.AWAY
+    run = Run(monkeypatch, [unfinished("weights", 10), AnsibleConnectionFailure("no route")], sglang_wait_away="20")
+    with pytest.raises(AnsibleConnectionFailure):
+        run.go()
+    assert 20 <= run.clock < 30
     run = Run(monkeypatch, [{"unreachable": True, "msg": "gone"}])
     assert run.go() == {"unreachable": True, "msg": "gone"}
 
