@@ -22,20 +22,15 @@ CONDITIONS = ("serving", "degraded", "starting", "restarting", "stopping", "fail
 _CRASH_FILE = re.compile(r"^dflash-fleet-(?P<instance>.+)\.prom$")
 
 
-def drifted(changes: Iterable[str], layout: state.Layout, instances: Iterable[str]) -> list[str]:
-    """Of everything that differs from the last whole deployment, what somebody has changed by hand.
+def drifted(changes: Iterable[str], layout: state.Layout) -> list[str]:
+    """Of everything that differs from the last whole deployment, the files and links that somebody has changed.
 
     Left out: packages and kernels, which a host renews by itself; weights, which are fetched ahead of a rollout; and
     whether an instance serves, which has measures of its own.
     """
     ours = (str(layout.root), str(layout.etc), str(layout.units), str(layout.programs), "/etc/")
     weights = str(layout.models()) + "/"
-    known = set(instances)
-    return [
-        path
-        for path in changes
-        if path.startswith(ours) and not path.startswith(weights) and path not in known
-    ]  # fmt: skip
+    return [path for path in changes if path.startswith(ours) and not path.startswith(weights)]
 
 
 def families(
@@ -112,7 +107,7 @@ def look(layout: state.Layout) -> list[textfile.Family]:
     digest = recorded_digest(layout)
     drift = None
     if digest is not None:
-        drift = drifted(deployed.differences(layout, digest, instances), layout, names)
+        drift = drifted(deployed.differences(layout, digest, instances), layout)
     space = os.statvfs(layout.root)
     sizes = (str(layout.root), space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize)
     return families(instances, drift, sizes, time.time())

@@ -219,7 +219,7 @@ ALERTS: tuple[dict[str, str], ...] = (
         "name": "AcceptLengthFell",
         "expr": f"avg {BY} (avg_over_time((sglang:spec_accept_length > 0)[15m:])) < %(accept_share)s * "
         f"avg {BY} (avg_over_time((sglang:spec_accept_length > 0)[1d:5m] offset 15m))",
-        "for": "15m",
+        "for": "10m",
         "severity": "warning",
         "summary": "the accept length of {{ $labels.instance_name }} on {{ $labels.host }} fell to "
         '{{ $value | printf "%%.2f" }}, much below its mean of a day',
