@@ -249,7 +249,7 @@ def test_a_lock_of_another_controller_needs_a_word():
     all_serve_and_nobody_holds_them()
 
 
-BOUNDARIES = ["TASK [gpu_host", "TASK [sglang_venv", "TASK [model_weights", "attempt | Switch", "attempt | Wait until"]
+BOUNDARIES = ["TASK [gpu_host", "TASK [sglang_venv", "TASK [model_weights", "start | Switch", "start | Wait until"]
 
 
 @pytest.mark.parametrize("marker", BOUNDARIES)
