@@ -167,6 +167,10 @@ class Layout:
         """Directory of the state files."""
         return self.instance(name) / "state"
 
+    def trial(self, name: str) -> Path:
+        """What ran before a switch for a while: there until it is over."""
+        return self.state(name) / "trial.json"
+
     def last_good(self, name: str) -> Path:
         """The release to return to."""
         return self.state(name) / "last_good.json"
@@ -608,6 +612,7 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
         "gate": gate,
         "last_good": read_state(layout.last_good(name)),
         "rungs": (rungs or {}).get("rungs", []),
+        "trial": read_state(layout.trial(name)),
         "last_starts": starts[-3:],
         "last_report": read_last_report(layout, name),
         "report": reports.read_last(layout.reports(name)),
@@ -664,8 +669,11 @@ def condition(instance: Mapping[str, Any]) -> dict[str, Any]:
 def previous_good(instance: Mapping[str, Any], starts: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The release to return to, {release_id, unit}: the last one that served, is not the current one and is still kept.
 
-    `starts` is the history, oldest first.
+    During a trial it is what ran before, whatever is current. `starts` is the history, oldest first.
     """
+    trial = instance.get("trial")
+    if trial and trial["release_id"] in (instance.get("releases") or []):
+        return {"release_id": trial["release_id"], "unit": trial["unit"]}
     last_good = instance.get("last_good") or {}
     served = [start for start in starts if start.get("outcome") == "ready"]
     for found in [last_good, *reversed(served)]:

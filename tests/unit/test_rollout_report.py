@@ -270,7 +270,7 @@ def test_a_run_that_is_no_rollout_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("action", "role", "task", "phase"),
     [
-        ("sglang_wait", "sglang_service", "sglang_service : attempt | Wait until it serves", "load"),
+        ("sglang_wait", "sglang_service", "sglang_service : start | Wait until it serves", "load"),
         ("sglang_wait", "sglang_service", "sglang_service : return | Wait until it serves", "return"),
         ("ansible.builtin.pause", "", "soak | Let the first batch serve for a while", "soak"),
         ("ansible.builtin.debug", "", "begin | Say who takes a turn when", None),

@@ -488,3 +488,13 @@ def test_previous_good(current, last_good, starts, expected):
     found = state.previous_good(instance, history)
     wanted = expected and {"release_id": expected, "unit": f"sglang-main-{expected}.service"}
     assert found == wanted
+
+
+@pytest.mark.parametrize("current", ["a", "b"])
+def test_during_a_trial_the_way_back_is_what_ran_before(current):
+    before = {"release_id": "a", "unit": "sglang-main-a.service"}
+    instance = {"current": current, "releases": ["a", "b", "c"], "last_good": before, "trial": {**before}}
+    history = [{"release_id": "c", "outcome": "ready", "unit": "sglang-main-c.service"}]
+    assert state.previous_good(instance, history) == before
+    # One that somebody has removed is none.
+    assert state.previous_good({**instance, "releases": ["b", "c"]}, history)["release_id"] == "c"

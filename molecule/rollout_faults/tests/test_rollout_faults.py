@@ -39,8 +39,8 @@ BOUNDARIES = [
     "TASK [sglang_venv",
     "TASK [model_weights",
     "TASK [sglang_service",
-    "attempt | Switch",
-    "attempt | Wait until",
+    "start | Switch",
+    "start | Wait until",
     "serving | Record it",
     "TASK [Let other rollouts in again",
 ]
@@ -69,7 +69,7 @@ def test_killed(marker):
 def test_killed_twice():
     """kill -9, and again in the rerun."""
     FLEET.turn()
-    for marker in ("attempt | Switch", "attempt | Wait until"):
+    for marker in ("start | Switch", "start | Wait until"):
         kill_when(FLEET.begin(*FLEET.arguments()), marker)
     found = report(FLEET.rerun())
     assert [one["outcome"] for one in found["runs"]] == ["interrupted", "interrupted", "ended"]
