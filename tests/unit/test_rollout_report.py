@@ -174,6 +174,27 @@ def test_a_killed_rollout_is_told_by_the_one_that_continues_it(tmp_path):
     assert "continues r1" in rollout_report.markdown(report)
 
 
+def test_waiting_for_others_is_not_work(tmp_path):
+    run = Run(tmp_path, batches=(3,))
+    run.recorder.turn_begins()
+    for host in "abc":
+        run.recorder.task_begins(host, "sglang_wait", "sglang_service", "t")
+    for host in "abc":
+        run.seconds += 10
+        run.recorder.task_ends(host, "sglang_wait", READY)
+    for host in "abc":
+        run.task(host, "sglang_release", "sglang_service", took=1)
+    bars = {name: host["bars"][0] for name, host in by_host(run.end()).items()}
+    assert {name: bar["end"] - bar["begin"] for name, bar in bars.items()} == {"a": 10, "b": 20, "c": 30}
+
+
+def test_a_phase_of_skipped_tasks_is_no_bar(tmp_path):
+    run = whole(tmp_path)
+    run.recorder.task_begins("a", "ansible.builtin.pause", "", "soak | Let the first batch serve for a while")
+    run.task("a", "sglang_release", "sglang_service", took=1)
+    assert [bar["phase"] for bar in by_host(run.end())["a"]["bars"]] == ["host", "switch", "load", "switch"]
+
+
 def test_a_clock_that_was_set_back_turns_no_bar_around(tmp_path):
     killed = whole(tmp_path)
     killed.recorder.flush()
