@@ -13,8 +13,9 @@ DONE = {"finished": True, "changed": True, "action": "fetch", "path": "/m"}
 
 
 def unfinished(step, seconds, done=0, total=0, rate=0, remaining=None):
-    shot = {"repo": "org/model", "step": step, "seconds": seconds, "done_bytes": done, "total_bytes": total,
-            "percent": done * 100 // total if total else None, "bytes_per_second": rate, "remaining": remaining}  # fmt: skip
+    shot = {"repo": "org/model", "step": step, "seconds": seconds, "done_bytes": done, "total_bytes": total}
+    shot["percent"] = done * 100 // total if total else None
+    shot.update(bytes_per_second=rate, remaining=remaining)
     return {"finished": False, "changed": False, "path": "/m", "progress": shot}
 
 
