@@ -842,6 +842,7 @@ def probe(
     ports: Sequence[int] = (),
     paths: Sequence[str] = (),
     progress: bool = False,
+    live: bool = False,
     proc: str = "/proc",
 ) -> dict[str, Any]:
     """Everything `sglang_state` returns as `state`."""
@@ -853,6 +854,11 @@ def probe(
         begun = statefiles.main_unit(instance) if progress and instance["condition"] == "starting" else None
         if begun and begun["invocation_id"]:
             instance["progress"] = start_progress(begun["name"], begun["invocation_id"], instance["release"] or {})
+        release = instance["release"] or {}
+        if live and instance["serving"] and release.get("port"):
+            from . import metrics  # only a probe that asks for it pays for HTTP
+
+            instance["live"] = metrics.ask(str(release.get("host") or "127.0.0.1"), int(release["port"]))
     return {
         "schema": statefiles.SCHEMA,
         "root": str(layout.root),
