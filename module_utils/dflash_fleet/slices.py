@@ -45,10 +45,10 @@ def follow(
 ) -> dict[str, Any]:
     """Run slice after slice until one has finished; its answer.
 
-    `run(resume, seconds)` is one slice, which goes on from what the last one gave as `resume` (first: `begin`); `lost` is
-    what it raises when the host is out of reach, in the end for longer than `away` seconds. `line(answer)` is (what it is
-    about, text): a line is shown when what it is about changes, else every SLICE seconds, and none where the text is
-    empty. `host` is its name as it stands in lines.
+    `run(resume, seconds)` is one slice, which goes on from what the last one gave as `resume` (first: `begin`).
+    `lost` is what it raises when the host is out of reach, in the end for longer than `away` seconds.
+    `line(answer)` is (what it is about, text): a line is shown when what it is about changes, else every SLICE seconds,
+    and none where the text is empty. `host` is its name as it stands in lines.
     """
     resume = begin
     away_since: float | None = None
