@@ -149,7 +149,7 @@ state:
       description: The directory that was looked at.
       type: str
     venvs:
-      description: By lock hash, C(complete), C(engine), C(version), C(build), C(python).
+      description: By lock hash, C(complete), C(engine), C(version), C(build), C(python), C(cuda_toolkit).
       type: dict
       sample: {"5d41402abc4b2a76": {"complete": true, "engine": "sglang", "version": "0.5.20"}}
     models:

@@ -476,6 +476,7 @@ def read_venvs(layout: Layout) -> dict[str, dict[str, Any]]:
             "version": version,
             "build": build,
             "python": details.get("python"),
+            "cuda_toolkit": details.get("cuda_toolkit"),
         }
     return found
 
