@@ -34,7 +34,7 @@ def report(output):
 
 # From the first look to the last word.
 BOUNDARIES = [
-    "TASK [Name the rollout",
+    "begin | Name the rollout",
     "TASK [gpu_host",
     "TASK [sglang_venv",
     "TASK [model_weights",
@@ -42,7 +42,7 @@ BOUNDARIES = [
     "start | Switch",
     "start | Wait until",
     "serving | Record it",
-    "TASK [Let other rollouts in again",
+    "end | Let other rollouts in again",
 ]
 
 
