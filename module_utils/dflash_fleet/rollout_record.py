@@ -91,10 +91,22 @@ class Recorder:
         self._leave(host)
         self._add("unreachable", host=host, address=address, message=first_line(message))
 
-    def ends(self, lines: Mapping[str, Mapping[str, Any]], rerun: Callable[[list[str]], str]) -> None:
-        """The run is over; `lines` are the lines of the final table, `rerun` names the command for hosts."""
+    def ends(
+        self,
+        lines: Mapping[str, Mapping[str, Any]],
+        rerun: Callable[[list[str]], str],
+        failed: Mapping[str, str] | None = None,
+    ) -> None:
+        """The run is over; `lines` are the lines of the final table, `rerun` names the command for hosts.
+
+        `failed` are hosts that ended as failed, with the reason: also those that never came to their turn.
+        """
         for host in list(self.phases):
             self._leave(host)
+        told = {event["host"] for event in self.events if event["event"] == "failure"}
+        for host, reason in sorted((failed or {}).items()):
+            if host not in told:
+                self._add("failure", host=host, task=None, message=first_line(reason))
         for host, instances in sorted(lines.items()):
             self._add("line", host=host, instances={name: dict(line) for name, line in instances.items()})
         unfinished = rollout_report.hosts_with(self.report(), rollout_report.UNFINISHED)

@@ -174,6 +174,18 @@ def test_a_killed_rollout_is_told_by_the_one_that_continues_it(tmp_path):
     assert "continues r1" in rollout_report.markdown(report)
 
 
+def test_a_host_that_failed_before_its_turn_is_not_called_waiting(tmp_path):
+    run = Run(tmp_path, hosts=("a",), batches=(1,))
+    run.task("b", "sglang_state", result={"state": {"instances": {}}})
+    run.recorder.turn_begins()
+    run.turn("a", READY)
+    run.facts("a", sglang_had_turn=True)
+    run.recorder.ends({"a": line("serving")}, "-l ".join, {"b": "failed: sglang_profile is no profile"})
+    found = by_host(run.recorder.report())["b"]
+    assert found["outcome"] == "failed"
+    assert found["failure"]["message"] == "failed: sglang_profile is no profile"
+
+
 def test_waiting_for_others_is_not_work(tmp_path):
     run = Run(tmp_path, batches=(3,))
     run.recorder.turn_begins()
