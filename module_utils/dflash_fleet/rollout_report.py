@@ -60,7 +60,7 @@ _FILES = {
     "join": "join",
 }
 # Ends of a host's turn, the worst first.
-UNFINISHED = ("failed", "rolled back", "unreachable", "cut short", "waiting")
+UNFINISHED = ("failed", "rolled back", "unreachable", "cut short", "at work", "waiting")
 OUTCOMES = (*UNFINISHED, "degraded", "done", "as it was")
 
 
@@ -115,7 +115,7 @@ def build(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         runs[-1]["outcome"] = "running"
     _close(hosts, now, cut=bool(end))
     for host in hosts.values():
-        _judge(host)
+        _judge(host, bool(end))
     found = list(hosts.values())
     counts = {word: sum(1 for host in found if host["outcome"] == word) for word in OUTCOMES}
     return {
@@ -204,8 +204,8 @@ def _close(hosts: Mapping[str, dict[str, Any]], now: float, cut: bool) -> None:
                 host["end"] = now
 
 
-def _judge(host: dict[str, Any]) -> None:
-    """One word for how the host's turn ended, and the sums that stand beside it."""
+def _judge(host: dict[str, Any], over: bool) -> None:
+    """One word for how the host's turn ended or stands, and the sums that stand beside it."""
     words = {str((instance["line"] or {}).get("state")) for instance in host["instances"].values()}
     if host["unreachable"]:
         word = "unreachable"
@@ -216,7 +216,7 @@ def _judge(host: dict[str, Any]) -> None:
     elif host["had_turn"]:
         word = "degraded" if "degraded" in words else "done"
     elif host["bars"]:
-        word = "cut short"
+        word = "cut short" if over or host["bars"][-1]["cut"] else "at work"
     elif words - {"None", "waiting"}:
         word = "as it was"
     else:

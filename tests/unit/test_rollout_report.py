@@ -147,6 +147,7 @@ def test_a_killed_rollout_is_told_by_the_one_that_continues_it(tmp_path):
     killed.recorder.flush()  # and no more
     alone = rollout_report.build(rollout_record.read(tmp_path / "r1"))
     assert (alone["outcome"], alone["ended_at"]) == ("running", None)
+    assert alone["counts"] == {"at work": 1, "waiting": 1, "done": 1}
 
     with (tmp_path / "r1" / rollout_record.EVENTS).open("a") as stream:
         stream.write('{"schema": 1, "event": "enter", "ho')  # the write that the kill cut off
