@@ -37,6 +37,7 @@ class FilterModule:
         return {
             "sglang_of_hosts": of_hosts,
             "sglang_batches": rollout.batches,
+            "sglang_batch_sizes": rollout.sizes_of,
             "sglang_batches_text": rollout.plan_text,
             "sglang_digest": wish_digest,
             "sglang_lost": rollout.lost,

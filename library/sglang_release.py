@@ -275,7 +275,7 @@ class Switch:
             resolve=engine.get("build") in ("cpu", "rehearsal"),
         )
         if said:
-            self.module.fail_json(msg=parser_check.refusal(said, engine), refused=said)
+            self.module.fail_json(msg=parser_check.refusal(said, engine, arguments), refused=said)
 
     def reads(self, link: Path) -> str:
         """Where a link points, or nothing."""

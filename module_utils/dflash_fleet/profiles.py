@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import known_issues, profile_table, releases
+from . import known_issues, profile_checks, profile_table, releases
 from .profile_checks import (
     BUILDS,
     CUDA_GRAPH,
@@ -374,8 +374,9 @@ def _options(plan: _Plan) -> list[tuple[str, Value]]:
     )
     if running:
         own("max-running-requests", integer(running))
-    if "max-total-tokens" in build:
-        default("max-total-tokens", build["max-total-tokens"])
+    for name, value in build.items():
+        if name not in profile_checks.OWNED:
+            default(name, None if value is True else value)
 
     for name, key in (("reasoning-parser", "reasoning_parser"), ("tool-call-parser", "tool_call_parser")):
         if not unset(request[key]):

@@ -294,7 +294,7 @@ def append_start(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
     try:
         # A power cut can have left half a line: begin on a fresh one.
         size = os.fstat(handle).st_size
-        if size and not _ends_with_newline(path, size):
+        if not ends_with_newline(path, size):
             line = "\n" + line
         os.write(handle, line.encode())
         os.fsync(handle)
@@ -302,7 +302,10 @@ def append_start(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
         os.close(handle)
 
 
-def _ends_with_newline(path: str | os.PathLike[str], size: int) -> bool:
+def ends_with_newline(path: str | os.PathLike[str], size: int) -> bool:
+    """Whether the next line can be appended as it is; so it can where there is none yet."""
+    if not size:
+        return True
     with open(path, "rb") as stream:
         stream.seek(size - 1)
         return stream.read(1) == b"\n"
@@ -462,6 +465,7 @@ def read_venvs(layout: Layout) -> dict[str, dict[str, Any]]:
             "version": version,
             "build": build,
             "python": details.get("python"),
+            "cuda_toolkit": details.get("cuda_toolkit"),
         }
     return found
 
