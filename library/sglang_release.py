@@ -24,6 +24,9 @@ description:
   - With I(state=good) the release that just passed its gate is recorded as the last good one, its unit is enabled for
     boot, and a fallback in effect is remembered together with what it was needed for.
   - With I(state=failed) a start that did not pass is added to the history of starts; nothing else changes.
+  - With I(trial) the switch is one for a while. What ran before is noted in C(state/trial.json) first, keeps its unit
+    and its place at boot, and is what C(sglang_state) calls C(previous_good) from then on; no release is pruned. The
+    next I(state=good) ends the trial and removes the releases that it made.
 options:
   root:
     description: Directory of environments, models and instances.
@@ -111,6 +114,10 @@ options:
         restarts it. If not, the unit is installed and taken at the next start, whoever causes it.
     type: bool
     default: true
+  trial:
+    description: With I(state=current), switch for a while only.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -281,13 +288,13 @@ class Switch:
             self.try_arguments(given)
         return Candidate(given["unit"], text, given["release"], identity, new)
 
-    def kept(self, identity: str) -> Candidate:
+    def kept(self, unit: str, identity: str) -> Candidate:
         """A release that is on the host."""
         release = states.read_state(self.layout.release_json(self.name, identity))
         if release is None:
             self.module.fail_json(msg=f"release {identity} of instance {self.name} is not on this host any more")
-        text = self.layout.release_unit(self.name, identity, self.unit).read_text(encoding="utf-8")
-        return Candidate(self.unit, text, release, identity, False)
+        text = self.layout.release_unit(self.name, identity, unit).read_text(encoding="utf-8")
+        return Candidate(unit, text, release, identity, False)
 
     def stage(self, wanted: Candidate) -> None:
         """Write releases/<id>/ whole or not at all; nothing is written where it exists."""
@@ -374,14 +381,22 @@ class Switch:
         return [path for path in self.files_of(unit) if unit not in standby or path != self.layout.unit_file(unit)]
 
     # -- profiles on standby
-    def recorded_standby(self) -> dict[str, str]:
-        """Units on standby as the last switch to a new wish left them, with their releases."""
-        return states.read_standby(self.layout, self.name)
+    def wanted_standby(self) -> list[Candidate]:
+        """As asked for, but for the unit that is switched to."""
+        return [self.candidate(given) for given in self.module.params["standby"] if given["unit"] != self.unit]
+
+    def recorded_standby(self) -> list[Candidate]:
+        """As the last switch to a new wish left them: what a trial or a person made of them since is put right."""
+        return [
+            self.kept(unit, identity)
+            for unit, identity in sorted(states.read_standby(self.layout, self.name).items())
+            if unit != self.unit and self.layout.release_json(self.name, identity).exists()
+        ]
 
     def record_standby(self, standby: list[Candidate]) -> None:
         """Remember them, for those who find one of them running."""
         units = {one.unit: one.identity for one in standby}
-        if units != self.recorded_standby():
+        if units != states.read_standby(self.layout, self.name):
             self.make_directory(self.layout.state(self.name), 0o750)
             states.write_state(self.layout.standby(self.name), {"units": units})
 
@@ -410,13 +425,43 @@ class Switch:
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         return last_good.get("release_id") == identity or bool(invocation and ready.get("invocation_id") == invocation)
 
+    def begin_trial(self) -> None:
+        """Note what runs before the first switch of a trial; a trial that was cut short goes on with the same note."""
+        if self.current is None:
+            self.module.fail_json(msg=f"instance {self.name} has no current release that a trial could return to")
+        if states.read_state(self.layout.trial(self.name)) is not None:
+            return
+        unit = states.release_unit(self.layout, self.name, self.current)
+        if unit is None:
+            self.module.fail_json(msg=f"release {self.current} of instance {self.name} has lost its unit")
+        known = [name for name in states.list_dirs(self.layout.releases(self.name)) if name[0] != "."]
+        self.make_directory(self.layout.state(self.name), 0o750)
+        states.write_state(
+            self.layout.trial(self.name),
+            {"release_id": self.current, "unit": unit, "releases": known, "begun_at": states.now_utc()},
+        )
+
+    def end_trial(self) -> bool:
+        """What serves now is on record: nothing is left to return to, and what only the trial needed goes."""
+        trial = states.read_state(self.layout.trial(self.name))
+        if trial is None:
+            return False
+        if not self.module.check_mode:
+            kept = {*trial["releases"], self.current, *states.read_standby(self.layout, self.name).values()}
+            for name in states.list_dirs(self.layout.releases(self.name)):
+                if name[0] != "." and name not in kept:
+                    shutil.rmtree(self.layout.release_dir(self.name, name))
+            self.layout.trial(self.name).unlink()
+        return True
+
     def to(self, wanted: Candidate, standby: list[Candidate], on_standby: set[str]) -> None:
         """Stop what runs and move `current`."""
         others = self.other_units()
         for other in others:
             # Its evidence is in the journal and its text in its release.
             self.systemctl("stop", other, check=False)
-        self.clear(others, on_standby)
+        if not self.module.params["trial"]:  # what ran before is what a boot in the middle of a trial should bring back
+            self.clear(others, on_standby)
         self.install_units([wanted, *standby])
         for link, target in self.links(wanted.identity):
             self.point(link, target)
@@ -455,6 +500,8 @@ class Switch:
 
     def prunable(self, identity: str, standby: list[str]) -> list[Path]:
         """The oldest releases beyond the number kept; those on standby are not counted."""
+        if self.module.params["trial"]:
+            return []
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         folder = self.layout.releases(self.name)
         existing = [(name, (folder / name).stat().st_mtime) for name in states.list_dirs(folder) if name[0] != "."]
@@ -466,7 +513,7 @@ class Switch:
 def switch(module: AnsibleModule, host: Switch) -> None:
     """state=current and state=staged."""
     params = module.params
-    wanted = host.kept(params["release_id"]) if params["release_id"] else host.candidate(params)
+    wanted = host.kept(host.unit, params["release_id"]) if params["release_id"] else host.candidate(params)
     if params["state"] == "staged":
         if not module.check_mode:
             host.stage(wanted)
@@ -474,16 +521,12 @@ def switch(module: AnsibleModule, host: Switch) -> None:
             changed=wanted.new, id=wanted.identity, previous=host.current, changes=wanted.written(host),
             release={"schema": 1, **wanted.release},
         )  # fmt: skip
-    if params["release_id"]:
-        standby, recorded = [], host.recorded_standby()
-    else:
-        standby = [host.candidate(given) for given in params["standby"] if given["unit"] != host.unit]
-        recorded = {one.unit: one.identity for one in standby}
-    on_standby = set(recorded) - {host.unit}
+    standby = host.recorded_standby() if params["release_id"] else host.wanted_standby()
+    on_standby = {one.unit for one in standby}
     before = host.show(host.unit)
     others = host.other_units()
     busy = host.running(f"sglang-{host.name}-*.service").intersection(others) if others else set()
-    gone = [path for unit in others for path in host.files_in_the_way(unit, on_standby)]
+    gone = [path for unit in others for path in host.files_in_the_way(unit, on_standby) if not params["trial"]]
     installed = host.installed_text(host.unit)
     stale = [one for one in standby if host.installed_text(one.unit) != one.text]
     in_place = host.current == wanted.identity and installed == wanted.text and not busy
@@ -493,7 +536,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
     restart = not (in_place and runs) and not pending
     links = host.links(wanted.identity)
     boot = not host.layout.boot_link(host.unit).is_symlink()  # made when a start has passed its gate
-    outdated = host.prunable(wanted.identity, list(recorded.values()))
+    outdated = host.prunable(wanted.identity, [one.identity for one in standby])
     shown = host.unit if installed else next((unit for unit in others if unit in busy), (others or [""])[0])
     result: dict[str, Any] = {
         "id": wanted.identity,
@@ -521,9 +564,11 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         result["diff"] = [shown_change, *beside] if beside else shown_change
     if module.check_mode:
         module.exit_json(**result)
+    if params["trial"]:
+        host.begin_trial()
     for one in (wanted, *standby):
         host.stage(one)
-    if not params["release_id"]:
+    if not params["release_id"] and not params["trial"]:
         host.record_standby(standby)
     if restart:
         host.to(wanted, standby, on_standby)
@@ -531,7 +576,7 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         for folder in outdated:
             shutil.rmtree(folder)
     else:
-        cleared = host.clear(others, on_standby)
+        cleared = not params["trial"] and host.clear(others, on_standby)
         for link, target in links:
             host.point(link, target)
         if host.install_units([wanted, *standby]) or cleared:
@@ -580,7 +625,8 @@ def record(module: AnsibleModule, host: Switch) -> None:
     known = states.read_state(host.layout.ready(host.name)) or {}
     enabled = host.show(host.unit)["UnitFileState"] == "enabled"
     same = known.get("invocation_id") == gate.get("invocation_id") and known.get("release_id") == identity
-    changed = not (same and enabled)
+    trial = host.end_trial()
+    changed = not (same and enabled) or trial
     overrides = release.get("overrides") or {}
     now = states.now_utc()
     ready = {
@@ -651,6 +697,7 @@ def main() -> None:
             "group": {"type": "str", "default": "sglang"},
             "keep": {"type": "int", "default": 5},
             "restart_on_unit_change": {"type": "bool", "default": True},
+            "trial": {"type": "bool", "default": False},
         },
         required_together=[("unit_text", "release")],
         mutually_exclusive=[("release_id", "unit_text")],
