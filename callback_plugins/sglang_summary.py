@@ -101,7 +101,8 @@ class CallbackModule(CallbackBase):
 
     def rerun(self, hosts: list[str]) -> str:
         """The command of this run for the hosts that did not end well."""
-        words = ["ansible-playbook", self.playbook]
+        # The command `dflash-fleet` says how it was called.
+        words = os.environ.get("DFLASH_FLEET_COMMAND", "").split() or ["ansible-playbook", self.playbook]
         for source in context.CLIARGS.get("inventory") or ():
             default = os.path.realpath(source) == os.path.realpath(os.path.join("inventory", "demo"))
             words += [] if default else ["-i", os.path.relpath(source) if os.path.exists(source) else source]
