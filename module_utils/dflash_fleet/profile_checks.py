@@ -82,7 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "node_rank": 0,
     "dist_init_addr": "",
     "gpu_architecture": "",
-    "measured_profile": "",
+    "measured": "",  # of `profile: auto`: what the benchmark says, or why it says nothing
     "root": DEFAULT_ROOT,
     "overrides": {},
     "errors": [],
@@ -416,8 +416,12 @@ def check_profile(request: Mapping[str, Any], problems: Problems) -> tuple[str, 
         problems.add("sglang_profiles", "sglang_profiles is not a mapping; write NAME: {tp: 8, ep: 2}")
     table = known_profiles(request)
     name = str(request["profile"])
+    if name == "auto" and request["build"] == "cpu":
+        name = "single"  # the only one that the cpu build has
     if name == "auto":
-        name = str(request["measured_profile"] or "") or ("single" if request["build"] == "cpu" else "tp8")
+        why = request["measured"] or "no benchmark is recorded; run playbooks/benchmark.yml, or name a profile"
+        problems.add("sglang_profile", f"sglang_profile: auto has no answer: {why}")
+        return None
     if name not in table:
         problems.add(
             "sglang_profile",

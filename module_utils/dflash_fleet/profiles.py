@@ -303,8 +303,9 @@ def _remark(plan: _Plan, asked: Mapping[str, Any]) -> None:
     if request["build"] == "cpu" and plan.version != releases.parse_version("0.5.23"):
         warn(f"the cpu build is tried with SGLang 0.5.23 only, not with {plan.version}")
     if asked["profile"] == "auto":
-        why = "measured best on this host" if request["measured_profile"] else "no benchmark of this host is recorded"
-        warn(f"sglang_profile: auto is {plan.profile} ({why})")
+        warn(f"sglang_profile: auto is {plan.profile}, the one profile of the {request['build']} build")
+    elif request["measured"]:
+        warn(f"sglang_profile: auto is {request['measured']}")
 
 
 # --- from plan to result -------------------------------------------------------------------------------------------

@@ -153,6 +153,12 @@ def test_reports_go_to_where_one_works(installed, tmp_path):
     assert [path.suffix for path in sorted((tmp_path / "reports" / "localhost").glob("*/*"))] == [".json", ".txt"]
 
 
+def test_nothing_is_written_beside_the_playbooks():
+    """They may lie in an installed package: whoever names the folder of reports asks the filter for it."""
+    files = [*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").rglob("*.yml")]
+    assert [str(path) for path in files if "/../reports" in path.read_text(encoding="utf-8")] == []
+
+
 def test_wrong_calls_say_what_is_right(installed, tmp_path):
     dflash = str(installed / "dflash-fleet")
     unknown = run(dflash, "deplpy", cwd=tmp_path)
