@@ -194,4 +194,6 @@ class CallbackModule(CallbackBase):
         default = os.path.realpath(os.path.join("inventory", "demo"))
         sources = [source for source in context.CLIARGS.get("inventory") or () if os.path.realpath(source) != default]
         named = [os.path.relpath(source) if os.path.exists(source) else source for source in sources]
-        return rollout.rerun(self.playbook, named, sys.argv[1:], hosts)
+        # The command `dflash-fleet` says how it was called.
+        command = os.environ.get("DFLASH_FLEET_COMMAND", "").split() or ["ansible-playbook", self.playbook]
+        return rollout.rerun(command, named, sys.argv[1:], hosts)
