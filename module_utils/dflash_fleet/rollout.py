@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,14 @@ def sizes(hosts: int, wanted: Sequence[Any]) -> list[int]:
     return found
 
 
+def sizes_of(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[int]:
+    """How many hosts each batch has."""
+    return sizes(len(hosts), batches(hosts, facts))
+
+
 def plan_text(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> str:
     """`12 hosts in 4 batches of 1, 1, 3, 7; a batch with a failure is the last`."""
-    found = sizes(len(hosts), batches(hosts, facts))
+    found = sizes_of(hosts, facts)
     if len(found) < 2:
         return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'} at once"
     counts = ", ".join(map(str, found))
@@ -99,6 +105,23 @@ def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
             "previous": {"instance": name, **previous} if previous else None,
         })
     return found
+
+
+def rerun(
+    command: Sequence[str], inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]
+) -> str:
+    """The command that finishes `hosts`; `arguments` are those of the run that did not."""
+    words = list(command)
+    for source in inventories:
+        words += ["-i", source]
+    words += ["-l", ",".join(hosts)]
+    for position, word in enumerate(arguments):
+        # Variables of the command line belong to the wish; one that may hold a secret is left to the person.
+        if word in ("-e", "--extra-vars") and position + 1 < len(arguments):
+            value = arguments[position + 1]
+            secret = any(part in value.lower() for part in ("key", "token", "password"))
+            words += ["-e", "..." if secret else value]
+    return shlex.join(words)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,3 +216,43 @@ def rollback_problem(state: Mapping[str, Any], instances: Sequence[str] = (), re
             wanted = f"release {release} is not kept" if release else "no other release that served is kept"
             return f"{name} stays as it is: {wanted} (kept: {kept})"
     return ""
+
+
+def restored(before: Mapping[str, Any], now: Mapping[str, Any], gone: Sequence[str]) -> list[dict[str, Any]]:
+    """What returns where the replacement of `gone` instances failed, [{instance, release_id, unit}].
+
+    Those that were stopped for it, and those that had been switched to something else since; what was not to start at
+    boot either stays as it is. A run before may have stopped them already, so that they ran does not count.
+    """
+    return [
+        {"instance": name, "release_id": facts["last_good"]["release_id"], "unit": facts["last_good"]["unit"]}
+        for name, facts in sorted(before["instances"].items())
+        if facts.get("last_good") and any(unit["enabled"] == "enabled" for unit in facts["units"])
+        if name in gone or (now["instances"].get(name) or {}).get("current") != facts["current"]
+    ]
+
+
+def in_the_way(before: Mapping[str, Any], now: Mapping[str, Any], gone: Sequence[str]) -> list[str]:
+    """Units that have to stop before those return: of instances that never served before, or on their GPUs or port."""
+    back = [before["instances"][item["instance"]].get("release") for item in restored(before, now, gone)]
+    return [
+        unit["name"]
+        for name, facts in sorted(now["instances"].items())
+        if name not in gone
+        if not (before["instances"].get(name) or {}).get("last_good")
+        or any(_collide(facts.get("release"), other) for other in back)
+        for unit in facts["units"]
+        if unit["active_state"] not in ("inactive", "failed") or unit["enabled"] == "enabled"
+    ]
+
+
+def _collide(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether two releases cannot run at once: one port, or GPUs in common; without a list a release takes all."""
+    if not one or not other:
+        return False
+    if one["port"] == other["port"]:
+        return True
+    if "cpu" in (one["engine"]["build"], other["engine"]["build"]):
+        return False
+    lists = set(one["gpu_ids"]), set(other["gpu_ids"])
+    return not all(lists) or bool(lists[0] & lists[1])

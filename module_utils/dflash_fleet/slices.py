@@ -17,7 +17,7 @@ ON_TERMINAL = bool(sys.stdout and sys.stdout.isatty())
 
 SLICE = 10.0  # s between lines of a host while nothing changes
 QUIET_SLICE = 60.0  # s; with nothing to show, slices only keep a lost host from going unnoticed
-AWAY = 180.0  # s a host may be out of reach (a reboot) before the task gives up on it
+AWAY = 180.0  # s a host may be out of reach (a reboot) before the task gives up on it, where nothing else is said
 AWAY_PAUSE = 5.0  # s between attempts to reach it
 
 
@@ -41,12 +41,14 @@ def follow(
     host: str,
     line: Callable[[dict[str, Any]], tuple[Any, str]],
     show: Callable[[str], None] | None,
+    away: float = AWAY,
 ) -> dict[str, Any]:
     """Run slice after slice until one has finished; its answer.
 
-    `run(resume, seconds)` is one slice, which goes on from what the last one gave as `resume` (first: `begin`); `lost`
-    is what it raises when the host is out of reach. `line(answer)` is (what it is about, text): a line is shown when
-    what it is about changes, else every SLICE seconds. `host` is its name as it stands in lines.
+    `run(resume, seconds)` is one slice, which goes on from what the last one gave as `resume` (first: `begin`).
+    `lost` is what it raises when the host is out of reach, in the end for longer than `away` seconds.
+    `line(answer)` is (what it is about, text): a line is shown when what it is about changes, else every SLICE seconds,
+    and none where the text is empty. `host` is its name as it stands in lines.
     """
     resume = begin
     away_since: float | None = None
@@ -61,12 +63,12 @@ def follow(
         if failure is not None or answer.get("unreachable"):
             now = time.monotonic()
             away_since = now if away_since is None else away_since
-            if now - away_since >= AWAY:
+            if now - away_since >= away:
                 if failure is not None:
                     raise failure
                 return answer
             if show and printed[0] != "away":
-                show(f"{host}  out of reach, trying again for up to {phases.clock(AWAY)}")
+                show(f"{host}  out of reach, trying again for up to {phases.clock(away)}")
                 printed = ("away", now)
             _drop(connection, lost)
             time.sleep(AWAY_PAUSE)
@@ -76,7 +78,7 @@ def follow(
             return answer
         if show:
             about, text = line(answer)
-            if about != printed[0] or time.monotonic() - printed[1] >= SLICE - 1:
+            if text and (about != printed[0] or time.monotonic() - printed[1] >= SLICE - 1):
                 show(text)
                 printed = (about, time.monotonic())
         resume = answer.get("resume")

@@ -34,6 +34,8 @@ from typing import Any
 from . import references
 
 MARK = ".complete"
+#: Folder of an environment that is laid out as a CUDA toolkit.
+TOOLKIT = "cuda"
 SCHEMA = 1
 #: Files of an environment beyond the wheels' own bytes: compiled bytecode is about as large as its source, and 5 % is
 #: for directories, scripts and file system blocks (measured on the CPU set: 1.79 GB of files, 2.1 GB installed).
@@ -413,6 +415,7 @@ def build(
                 **engine_of(parse_requirements(requirements), engine),
                 "python": interpreter.version,
                 "interpreter": interpreter.path,
+                "cuda_toolkit": toolkit_of(parse_requirements(requirements)),
                 "packages": len(parse_requirements(requirements)),
                 "seconds": seconds,
                 "completed_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -432,6 +435,11 @@ def engine_of(requirements: Sequence[Requirement], engine: Mapping[str, str] | N
         return {"engine": None, "version": None, "build": None}
     versions = {requirement.name: requirement.version for requirement in requirements}
     return {"engine": engine["name"], "version": versions.get(engine["name"]), "build": engine.get("build")}
+
+
+def toolkit_of(requirements: Sequence[Requirement]) -> str | None:
+    """Release of the compiler of CUDA kernels that the environment brings; None where it brings none."""
+    return next((one.version for one in requirements if one.name == "nvidia-cuda-nvcc"), None)
 
 
 def install(
@@ -468,11 +476,34 @@ def install(
     # From an index, pip obeys the host's own configuration (mirror, proxy, certificates); otherwise none of it.
     pip += [] if index else ["--isolated", "--no-index"]
     command(pip, "installing", {"PIP_ROOT_USER_ACTION": "ignore", **(network or {})})
+    link_toolkit(path)
     seconds = {"install": round(time.monotonic() - started, 1)}
     started = time.monotonic()
     compile_all(path)
     seconds["compile"] = round(time.monotonic() - started, 1)
     return seconds
+
+
+def link_toolkit(path: Path) -> Path | None:
+    """`<environment>/cuda`, laid out as callers of nvcc expect a toolkit, where the wheels bring one; None otherwise.
+
+    They take the folder above nvcc's for CUDA_HOME and link with `-L$CUDA_HOME/lib64 -lcudart`; the wheels name that
+    folder `lib`, and have only libcudart.so.13 in it.
+    """
+    found = sorted(path.glob("lib/python3*/site-packages/nvidia/cu*/bin/nvcc"))
+    if not found:
+        return None
+    brought = found[-1].parent.parent
+    home = path / TOOLKIT
+    (home / "lib64").mkdir(parents=True)
+    for name in ("bin", "include", "nvvm"):
+        (home / name).symlink_to(os.path.relpath(brought / name, home))
+    for library in sorted((brought / "lib").glob("lib*")):
+        (home / "lib64" / library.name).symlink_to(os.path.relpath(library, home / "lib64"))
+        plain = home / "lib64" / (library.name.split(".so.")[0] + ".so")
+        if ".so." in library.name and not plain.is_symlink():
+            plain.symlink_to(library.name)
+    return home
 
 
 def compile_all(path: Path) -> None:
