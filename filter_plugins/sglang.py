@@ -5,6 +5,7 @@ Thin: the work is done by the package `dflash_fleet` in module_utils, which the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies, removal
+from ansible.module_utils.dflash_fleet import bench, bench_report, choice, ladder, plan, profiles, remedies, removal
 
 #: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
 PER_INSTANCE = (
@@ -45,10 +46,15 @@ PER_INSTANCE = (
     "extra_args",
     "environment",
 )
-PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "measured_profile", "root")
+PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "root")
 
 #: Keys that only an instance has: they have no variable of the whole host.
 INSTANCE_ONLY = ("gpus", "numa_nodes")
+
+#: What a profile on standby may not have of its own: it is the same instance with the same model at the same address.
+NOT_OF_STANDBY = (
+    "instance", "state", "standby_profiles", "host", "port", "model", "model_revision", "served_model_name",
+)  # fmt: skip
 STATES = ("present", "absent")
 
 #: How an instance spells a key, where it differs from the request's.
@@ -93,7 +99,10 @@ def sglang_place(
 
 
 def sglang_requests(
-    variables: Mapping[str, Any], api_key_set: bool | None = None, place: Mapping[str, Any] | None = None
+    variables: Mapping[str, Any],
+    api_key_set: bool | None = None,
+    place: Mapping[str, Any] | None = None,
+    host: str = "",
 ) -> list[dict[str, Any]]:
     """One request per instance from a mapping of the product's variables (`sglang_*`).
 
@@ -112,11 +121,33 @@ def sglang_requests(
     base["api_key_error"] = _api_key_error(key) if key else ""
     base.update(_native(place or {}))
     base["errors"] = _fallback_errors(given.get("sglang_fallbacks") or [])
+    base["standby_profiles"] = given.get("sglang_standby_profiles") or []
     instances = given.get("sglang_instances") or [{}]
     if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
         wrong = "sglang_instances is not a list of mappings; write - {name: a, profile: ..., port: ...}"
-        return [{**base, "instance": "main", "errors": [*base["errors"], ("sglang_instances", wrong)]}]
-    return [_instance(base, item) for item in instances if item.get("state") != "absent"]
+        instances, base["errors"] = [{}], [*base["errors"], ("sglang_instances", wrong)]
+    requests = [_with_standby(_instance(base, item)) for item in instances if item.get("state") != "absent"]
+    return [_measured(request, given, host) for request in requests]
+
+
+def _measured(request: dict[str, Any], given: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """`profile: auto` as the recorded benchmark answers it: the configuration that was best, or why there is none."""
+    if isinstance(request.get("standby"), list):
+        request = {**request, "standby": [_measured(other, given, host) for other in request["standby"]]}
+    if request.get("profile") != "auto" or request.get("build") == "cpu":
+        return request
+    folder, wanted = str(given.get("sglang_benchmark_dir") or ""), given.get("sglang_objective", "throughput")
+    asked = {**profiles.DEFAULTS, **request}
+    try:
+        answer = choice.recorded(bench.read_folder(folder) if folder else [], asked, host, wanted)
+    except choice.ObjectiveError as problem:
+        return {**request, "errors": [*request["errors"], ("sglang_objective", str(problem))]}
+    except (bench.ResultError, OSError) as problem:
+        return {**request, "measured": str(problem)}
+    if answer["best"] is None:
+        return {**request, "measured": answer["why"]}
+    said = f"{answer['best']}, measured on {', '.join(answer['hosts'])} ({bench_report.conclusion(answer)})"
+    return {**bench.overlaid(request, answer["overlay"]), "measured": said}
 
 
 def _fallback_errors(names: Any) -> list[tuple[str, str]]:
@@ -143,7 +174,7 @@ def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any
                 wrong = f"sglang_instances: state {value!r} is unknown; write one of {', '.join(STATES)}"
                 request["errors"].append(("sglang_instances", wrong))
             continue
-        known = {*PER_INSTANCE, *INSTANCE_ONLY, "instance"}
+        known = {*PER_INSTANCE, *INSTANCE_ONLY, "instance", "standby_profiles"}
         if name not in known or (spelled == name and name in _INSTANCE_KEYS.values()):
             hint = profiles.suggestion(spelled, {*known, *_INSTANCE_KEYS} - set(_INSTANCE_KEYS.values()))
             wrong = f"sglang_instances: an instance has the unknown key {spelled!r}{hint}"
@@ -152,6 +183,30 @@ def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any
         if name in ("extra_args", "environment") and isinstance(value, dict):
             value = {**(base.get(name) or {}), **value}
         request[name] = value
+    return request
+
+
+def _with_standby(request: dict[str, Any]) -> dict[str, Any]:
+    """The request with a request in `standby` for each profile that `standby_profiles` names: a name, or a mapping."""
+    listed = request.pop("standby_profiles")
+    if not isinstance(listed, list):
+        return {**request, "standby": listed}
+    shared = {key: request[key] for key in INSTANCE_ONLY}
+    request["standby"] = []
+    for item in listed:
+        own = {"profile": item} if isinstance(item, str) else item
+        wrong = ""
+        if not isinstance(own, dict) or not own.get("profile"):
+            wrong = f"sglang_standby_profiles: {item!r} names no profile; write tp8, or {{profile: pp8, drafter: none}}"
+        else:
+            refused = sorted(key for key in own if _INSTANCE_KEYS.get(key, key) in NOT_OF_STANDBY)
+            if refused:
+                wrong = f"sglang_standby_profiles: {own['profile']} may have no {', '.join(refused)} of its own"
+        if wrong:
+            request["errors"].append(("sglang_standby_profiles", wrong))
+        else:
+            standby = _instance(request, {**shared, **own})
+            request["standby"].append({**standby, "instance": request["instance"], "standby": []})
     return request
 
 
@@ -255,7 +310,7 @@ def sglang_plan_hosts(
         state = answer.get("state") or {}
         given = {key: facts.get(key, default) for key, default in defaults.items()}
         place = sglang_place(given.get("sglang_nodes"), str(name), hostvars, given.get("sglang_dist_init_port"))
-        requests = sglang_requests(given, place=place)
+        requests = sglang_requests(given, place=place, host=str(name))
         problems = sglang_validate(requests)
         instances = state.get("instances") or {}
         fallbacks = facts.get("sglang_fallbacks", defaults.get("sglang_fallbacks")) or []
@@ -282,11 +337,17 @@ def sglang_plan_problems(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [name for name, host in hosts.items() if host["problems"]]
 
 
+def sglang_reports(playbooks: str) -> str:
+    """Folder for what a run leaves on the controller: as the command `dflash-fleet` says, else beside the playbooks."""
+    return os.environ.get("DFLASH_FLEET_REPORTS") or f"{playbooks}/../reports"
+
+
 class FilterModule:
     """What Ansible loads."""
 
     def filters(self) -> dict[str, Any]:
         return {
+            "sglang_reports": sglang_reports,
             "sglang_requests": sglang_requests,
             "sglang_place": sglang_place,
             "sglang_validate": sglang_validate,

@@ -168,6 +168,7 @@ state:
           C(release_units) (the unit of each), C(units),
           C(unit) (the one that stands for the instance), C(since), C(ready) (state/ready.json), C(last_good),
           C(previous_good) (the release that rollback.yml returns to, C(release_id) and C(unit), or null),
+          C(trial) (state/trial.json, while a release is tried that is not to stay, else null),
           C(rungs), C(last_starts) (three at most, newest last), C(last_report), C(report) (what the newest report of
           the host's own reporter says), C(gate) (the supervisor's verdict, gate.json), C(serving) (the unit is active
           and its invocation is the one that passed its gate, whoever gated it), C(degraded) (and a fallback is in

@@ -7,8 +7,10 @@ configuration, known issues, prompts. Times are milliseconds, rates per second. 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -134,6 +136,27 @@ def requests_at(concurrency: int, rounds: int, least: int) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 # Candidates
 
+# What a candidate may change: everything that a start of the same release with the same weights can.
+OVERLAY = (
+    "profile", "drafter", "drafter_block_size", "cuda_graph", "known_issues", "mem_fraction_static", "context_length",
+    "max_running_requests", "attention_backend", "extra_args", "environment",
+)  # fmt: skip
+
+
+def overlaid(request: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """A request with a candidate laid over it; mappings are laid over key by key. ValueError for another key."""
+    found = dict(request)
+    for spelled, value in overlay.items():
+        if spelled == "name":
+            continue
+        if spelled not in OVERLAY:
+            raise ValueError(f"a candidate has the key {spelled!r}; it may have name, {', '.join(OVERLAY)}")
+        key = "block_size" if spelled == "drafter_block_size" else spelled
+        if isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
+            value = {**found[key], **value}
+        found[key] = value
+    return found
+
 
 def name_of(resolved: Mapping[str, Any]) -> str:
     """`ep8+dflash, graphs disabled`: a configuration as a person calls it."""
@@ -194,6 +217,26 @@ def line_of(record: Mapping[str, Any]) -> str:
     return json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n"
 
 
+def append(path: str, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines to a file. One that an interruption has cut off goes first: half a record is none."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "a+b") as stream:
+        stream.seek(0)
+        text = stream.read()
+        if not text.endswith(b"\n"):
+            stream.truncate(text.rfind(b"\n") + 1)
+        stream.write("".join(map(line_of, records)).encode())
+
+
+def read_folder(folder: str) -> list[dict[str, Any]]:
+    """The records of every host: each has a file of its own."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.jsonl"))):
+        with open(path, encoding="utf-8") as stream:
+            found += read(stream.read(), path)
+    return found
+
+
 def read(text: str, name: str = "results") -> list[dict[str, Any]]:
     """The records of a file. The last line may be cut off by an interruption; any other that is broken is an error."""
     records = []
@@ -223,6 +266,21 @@ def newest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (record["host"], record["instance"], record["candidate"])
         latest[key] = max(latest.get(key, ""), record["run"])
     return [r for r in kept if r["run"] == latest[(r["host"], r["instance"], r["candidate"])]]
+
+
+def comparable(records: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The newest runs that can be compared, of the release and model of the newest; and how many others there are."""
+    kept = newest(records)
+    if not kept:
+        return [], 0
+
+    def wish(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
+        engine = record["engine"]
+        return engine["version"], engine["build"], str(record["model"].get("revision")), record["instance"]
+
+    last = wish(max(kept, key=lambda record: (record["run"], record["at"])))
+    same = [record for record in kept if wish(record) == last]
+    return same, len(kept) - len(same)
 
 
 def same_wish(record: Mapping[str, Any], request: Mapping[str, Any]) -> bool:

@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from . import bench
+
 NAMED = ("latency", "throughput")
 LIMITS = ("concurrency", "ttft_p99_ms")
 
@@ -220,6 +222,31 @@ def _missing(all_curves: Sequence[Mapping[str, Any]], kind: str, number: float |
         return "no time to first token was measured"
     value, name = min(lowest)
     return f"no candidate keeps it; the nearest is {name} with {value:.0f} ms"
+
+
+def recorded(
+    records: Iterable[Mapping[str, Any]], request: Mapping[str, Any], host: str, wanted: Any
+) -> dict[str, Any]:
+    """The answer that `sglang_profile: auto` takes on a host, as `choose` gives it, with `hosts` it was measured on.
+
+    Only results of the same release, model and drafter count: the host's own, or else those of the other hosts, which
+    must be of one kind. `best` is null where there is none, and `why` says what to do.
+    """
+    same = [record for record in bench.newest(records) if bench.same_wish(record, request)]
+    own = [record for record in same if record["host"] == host]
+    used = own or same
+    hosts = sorted({str(record["host"]) for record in used})
+    release = f"SGLang {request['version']} ({request['build']}) with this model and drafter"
+    if not used:
+        why = f"no benchmark of {release} is recorded; run playbooks/benchmark.yml, or name a profile"
+        return {"best": None, "overlay": {}, "why": why, "hosts": []}
+    if len({(record["gpu"], record["gpus"]) for record in used}) > 1:
+        why = f"hosts with different GPUs were measured ({', '.join(hosts)}); measure this one, or name a profile"
+        return {"best": None, "overlay": {}, "why": why, "hosts": hosts}
+    answer = choose(used, wanted)
+    if answer["best"] is None:
+        answer["why"] = f"the benchmark has no answer for {answer['for']}: {answer['why']}"
+    return {**answer, "hosts": hosts}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

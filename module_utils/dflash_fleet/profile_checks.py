@@ -31,6 +31,7 @@ _VARIABLES = {
     "nnodes": "sglang_nodes",
     "node_rank": "sglang_nodes",
     "dist_init_addr": "sglang_nodes",
+    "standby": "sglang_standby_profiles",
     "block_size": "sglang_drafter_block_size",
     "model_path": "sglang_model",
     "drafter_path": "sglang_drafter_model",
@@ -41,7 +42,7 @@ _VARIABLES = {
 # Keys that no variable of their own sets.
 _NO_VARIABLE = (
     "gpus", "numa_nodes", "nnodes", "node_rank", "dist_init_addr", "instance", "model_path", "drafter_path",
-    "api_key_error",
+    "api_key_error", "standby",
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -81,8 +82,9 @@ DEFAULTS: dict[str, Any] = {
     "nnodes": 1,
     "node_rank": 0,
     "dist_init_addr": "",
+    "standby": [],
     "gpu_architecture": "",
-    "measured_profile": "",
+    "measured": "",  # of `profile: auto`: what the benchmark says, or why it says nothing
     "root": DEFAULT_ROOT,
     "overrides": {},
     "errors": [],
@@ -416,8 +418,12 @@ def check_profile(request: Mapping[str, Any], problems: Problems) -> tuple[str, 
         problems.add("sglang_profiles", "sglang_profiles is not a mapping; write NAME: {tp: 8, ep: 2}")
     table = known_profiles(request)
     name = str(request["profile"])
+    if name == "auto" and request["build"] == "cpu":
+        name = "single"  # the only one that the cpu build has
     if name == "auto":
-        name = str(request["measured_profile"] or "") or ("single" if request["build"] == "cpu" else "tp8")
+        why = request["measured"] or "no benchmark is recorded; run playbooks/benchmark.yml, or name a profile"
+        problems.add("sglang_profile", f"sglang_profile: auto has no answer: {why}")
+        return None
     if name not in table:
         problems.add(
             "sglang_profile",

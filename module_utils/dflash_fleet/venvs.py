@@ -31,6 +31,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from . import references
+
 MARK = ".complete"
 #: Folder of an environment that is laid out as a CUDA toolkit.
 TOOLKIT = "cuda"
@@ -272,31 +274,6 @@ def unpack(archive: Path, target: Path) -> None:
             packed.extract(member, inside)
 
 
-def referenced(root: Path, units: Iterable[Path], proc: str = "/proc") -> set[str]:
-    """Environments that something may start from or runs in: every name that a unit, a release kept for going back, an
-    instance's state, or a running process mentions.
-
-    Texts are searched instead of read, so that a file of another version keeps what it names as well.
-    """
-    names = {path.name for path in root.iterdir() if path.is_dir()} if root.is_dir() else set()
-    layout = root.parent
-    files = [
-        *units,
-        *layout.glob("*/releases/*/*"),
-        *layout.glob("*/state/*.json"),
-        *Path(proc).glob("[0-9]*/cmdline"),
-        *Path(proc).glob("[0-9]*/maps"),
-    ]
-    used: set[str] = set()
-    for path in files:
-        try:
-            text = path.read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        used.update(name for name in names - used if name in text)
-    return used
-
-
 def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path] | None = None) -> list[str]:
     """Remove environments that nothing refers to: interrupted ones, and complete ones but for the newest `keep`.
 
@@ -304,10 +281,9 @@ def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path]
     """
     if not root.is_dir():
         return []
-    if units is None:
-        units = Path("/etc/systemd/system").glob("*.service")
     with only_one(root):
-        kept = {*protected, *referenced(root, units)}
+        names = [path.name for path in root.iterdir() if path.is_dir()]
+        kept = {*protected, *references.mentioned(names, root.parent, units)}
         marks = {
             path.name: read_mark(path)
             for path in root.iterdir()

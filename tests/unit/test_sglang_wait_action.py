@@ -56,10 +56,10 @@ class Run:
         self.lines = []
         self.resets = 0
         self.clock = 0.0
-        monkeypatch.setattr(plugin, "ON_TERMINAL", terminal)
+        monkeypatch.setattr(plugin.slices, "ON_TERMINAL", terminal)
         monkeypatch.setattr(plugin.display, "display", lambda text, **_more: self.lines.append(text))
-        monkeypatch.setattr(plugin.time, "monotonic", lambda: self.clock)
-        monkeypatch.setattr(plugin.time, "sleep", self.tick)
+        monkeypatch.setattr(plugin.slices.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(plugin.slices.time, "sleep", self.tick)
         monkeypatch.setattr(plugin.ActionBase, "run", lambda *_args, **_more: {})
         self.action = plugin.ActionModule.__new__(plugin.ActionModule)
         self.action._task = SimpleNamespace(
@@ -114,7 +114,7 @@ def test_slices_and_lines(monkeypatch):
         {"phase": "weights", "n": 24.2},
         {"phase": "graph_capture", "n": 118},
     ]
-    assert {call["slice"] for call in run.calls} == {plugin.SLICE}
+    assert {call["slice"] for call in run.calls} == {plugin.slices.SLICE}
     assert {call["label"] for call in run.calls} == {"gpu-1"}
 
 
@@ -142,7 +142,7 @@ def test_quiet_where_nobody_looks(monkeypatch, terminal, mode, shown):
     run = Run(monkeypatch, [unfinished("weights", 1), READY], terminal=terminal, sglang_wait_progress=mode)
     run.go()
     assert bool(run.lines) is shown
-    assert run.calls[0]["slice"] == (plugin.SLICE if shown else plugin.QUIET_SLICE)
+    assert run.calls[0]["slice"] == (plugin.slices.SLICE if shown else plugin.slices.QUIET_SLICE)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_host_that_stays_away(monkeypatch):
     run = Run(monkeypatch, [unfinished("weights", 10), AnsibleConnectionFailure("no route to 192.0.2.1")])
     with pytest.raises(AnsibleConnectionFailure, match=r"192\.0\.2\.1"):
         run.go()
-    assert run.clock >= plugin.AWAY
+    assert run.clock >= plugin.slices.AWAY
     run = Run(monkeypatch, [unfinished("weights", 10), AnsibleConnectionFailure("no route")], sglang_wait_away="20")
     with pytest.raises(AnsibleConnectionFailure):
         run.go()
