@@ -188,6 +188,29 @@ def index(folder: Path, home: Path | None) -> None:
         run(*gpg, "--clearsign", "--output", "InRelease", "Release", cwd=folder)
 
 
+def debian_source(folder: Path, debian: str) -> str:
+    """The line for sources.list of the mirror that this machine's apt uses."""
+    source = fleet.choose_mirror(fleet.read_apt_sources(Path("/etc/apt")), debian)
+    keyring = fleet.keyring_for(source, folder)
+    trust = f"signed-by={keyring}" if keyring else "trusted=yes"
+    return f"deb [{trust}] {source.uri} {debian} main\n"
+
+
+def apt_of_its_own(folder: Path, sources: str, status: str = "") -> list[str]:
+    """apt-get with these sources and these packages installed, whatever the machine has: to download and simulate."""
+    (folder / "sources.list").write_text(sources)
+    (folder / "status").write_text(status)
+    (folder / "lists/partial").mkdir(parents=True)
+    (folder / "cache/archives/partial").mkdir(parents=True)
+    os.chmod(folder, 0o755)
+    return [
+        "apt-get", "-q", "-y", f"-oDir::Etc::sourcelist={folder}/sources.list", "-oDir::Etc::sourceparts=-",
+        "-oDir::Etc::preferences=-", "-oDir::Etc::preferencesparts=-", f"-oDir::State::status={folder}/status",
+        f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={folder}/cache", "-oAPT::Sandbox::User=root",
+        "-oDebug::NoLocking=true",
+    ]
+
+
 def from_debian(target: Path, debian: str, host: str) -> None:
     """Real packages, and what they need beyond what the host has; kept in the cache for the next run."""
     kept = fleet.cache_dir() / "driver-repository-debs" / debian
@@ -199,19 +222,7 @@ def from_debian(target: Path, debian: str, host: str) -> None:
         (kept / "archives/partial").mkdir(parents=True)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            source = fleet.choose_mirror(fleet.read_apt_sources(Path("/etc/apt")), debian)
-            keyring = fleet.keyring_for(source, folder)
-            trust = f"signed-by={keyring}" if keyring else "trusted=yes"
-            (folder / "sources.list").write_text(f"deb [{trust}] {source.uri} {debian} main\n")
-            (folder / "status").write_text(status)
-            (folder / "lists/partial").mkdir(parents=True)
-            os.chmod(folder, 0o755)
-            apt = [
-                "apt-get", "-q", "-y", f"-oDir::Etc::sourcelist={folder}/sources.list", "-oDir::Etc::sourceparts=-",
-                "-oDir::Etc::preferences=-", "-oDir::Etc::preferencesparts=-", f"-oDir::State::status={folder}/status",
-                f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={kept}", "-oAPT::Sandbox::User=root",
-                "-oDebug::NoLocking=true",
-            ]
+            apt = [*apt_of_its_own(folder, debian_source(folder, debian), status), f"-oDir::Cache={kept}"]
             run(*apt, "update")
             run(*apt, "install", "--download-only", "--no-install-recommends", *FROM_DEBIAN)
         note.write_text(key)

@@ -1,0 +1,95 @@
+"""The roles' package names, asked of the real archives of each supported system by apt itself; nothing is installed.
+
+What of a driver can be shown without a host of that system: that apt resolves the packages, that they are of the
+branch, and that the open kernel modules come by DKMS. Ubuntu's signature is not checked, since only names are read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "module_utils"))
+
+from dflash_fleet import driver, packages  # noqa: E402 - found by the line above
+
+SPEC = importlib.util.spec_from_file_location("gpu_host_repository", ROOT / "molecule/gpu_host/repository.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+repository = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(repository)
+
+UBUNTU = "http://archive.ubuntu.com/ubuntu"
+# Suite, and the interpreter that sglang_venv_python names there.
+SYSTEMS = {
+    "debian-12": ("bookworm", "python3"),
+    "debian-13": ("trixie", "python3"),
+    "ubuntu-22.04": ("jammy", "python3"),
+    "ubuntu-24.04": ("noble", "python3.12"),
+    "ubuntu-26.04": ("resolute", "python3"),
+}
+BRANCH = "580"
+
+pytestmark = pytest.mark.faults
+
+
+def role(name: str, part: str) -> dict[str, Any]:
+    """A role's defaults or vars."""
+    return dict(yaml.safe_load((ROOT / "roles" / name / part / "main.yml").read_text()))
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest) -> str:
+    """Each supported one."""
+    return str(request.param)
+
+
+def resolved(system: str, names: list[str], folder: Path) -> dict[str, str]:
+    """{package: version} that apt would install on an empty host of this system."""
+    suite, _ = SYSTEMS[system]
+    if system.startswith("debian"):
+        sources = repository.debian_source(folder, suite)
+    else:
+        sources = "".join(
+            f"deb [trusted=yes arch=amd64] {UBUNTU} {suite}{pocket} main restricted universe\n"
+            for pocket in ("", "-updates", "-security")
+        )
+    apt = repository.apt_of_its_own(folder, sources)
+    for words in (["update"], ["install", "--simulate", "--no-install-recommends", *names]):
+        done = subprocess.run([*apt, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return packages.parse_simulation(done.stdout)
+
+
+def test_every_system_has_what_kernels_are_compiled_with(system: str, tmp_path: Path) -> None:
+    python = SYSTEMS[system][1]
+    asked = role("sglang_venv", "defaults")["sglang_venv_packages"]["cuda"]
+    names = [name.replace("{python}", python) for name in asked]
+    found = resolved(system, names, tmp_path)
+    assert set(names) <= set(found)
+    # Triton compiles against the interpreter's own headers.
+    assert any(name.startswith("libpython3") and name.endswith("-dev") for name in found)
+
+
+def test_ubuntus_own_driver_is_of_the_branch_and_open(system: str, tmp_path: Path) -> None:
+    sources = role("gpu_host", "vars")["__gpu_host_driver_sources"]["distribution"]
+    if system not in sources:
+        assert system.startswith("debian")  # whose own packages are too old, and refused
+        return
+    names = [name.replace("{branch}", BRANCH) for name in sources[system]["packages"]] + ["linux-headers-generic"]
+    assert "linux-headers-generic" in sources[system]["headers"]
+    found = resolved(system, names, tmp_path)
+    assert set(names) <= set(found)
+    wanted = driver.Wanted(BRANCH, "", tuple(names), tuple(role("gpu_host", "vars")["__gpu_host_driver_belonging"]))
+    for name in names[:-1]:
+        assert wanted.fits(driver.upstream(found[name])), (name, found[name])
+    assert f"nvidia-dkms-{BRANCH}-server-open" in found
+    assert f"nvidia-kernel-source-{BRANCH}-server-open" in found
+    assert "dkms" in found
