@@ -5,6 +5,7 @@ Thin: the work is done by the package `dflash_fleet` in module_utils, which the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -336,11 +337,17 @@ def sglang_plan_problems(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [name for name, host in hosts.items() if host["problems"]]
 
 
+def sglang_reports(playbooks: str) -> str:
+    """Folder for what a run leaves on the controller: as the command `dflash-fleet` says, else beside the playbooks."""
+    return os.environ.get("DFLASH_FLEET_REPORTS") or f"{playbooks}/../reports"
+
+
 class FilterModule:
     """What Ansible loads."""
 
     def filters(self) -> dict[str, Any]:
         return {
+            "sglang_reports": sglang_reports,
             "sglang_requests": sglang_requests,
             "sglang_place": sglang_place,
             "sglang_validate": sglang_validate,

@@ -162,9 +162,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_fleet import bench, load
 
 # The tool's name by release: from 0.5.15 the old one is a shim that announces its removal.
-FIND = (
-    "import importlib.util as u; print(u.find_spec('sglang.benchmark') and u.find_spec('sglang.benchmark.serving') and 1)"
-)
+FIND = "from importlib.util import find_spec as f; print(f('sglang.benchmark') and f('sglang.benchmark.serving') and 1)"
 NAMES = {True: "sglang.benchmark.serving", False: "sglang.bench_serving"}
 POOL = re.compile(r"max_total_num_tokens=(\d+)")
 FREE = re.compile(r"available_gpu_mem=([\d.]+)")

@@ -59,7 +59,7 @@ answer:
   returned: success
   type: dict
 speculation:
-  description: Per profile that was measured with and without a drafter, the concurrencies where it C(hurts) or C(helps).
+  description: Per profile measured with and without a drafter, the concurrencies where it C(hurts) or C(helps).
   returned: success
   type: list
   elements: dict

@@ -107,9 +107,11 @@ def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def rerun(playbook: str, inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]) -> str:
+def rerun(
+    command: Sequence[str], inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]
+) -> str:
     """The command that finishes `hosts`; `arguments` are those of the run that did not."""
-    words = ["ansible-playbook", playbook]
+    words = list(command)
     for source in inventories:
         words += ["-i", source]
     words += ["-l", ",".join(hosts)]

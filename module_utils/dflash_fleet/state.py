@@ -27,11 +27,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+
+# How a document of an older schema becomes one of the next: by the older number, a function of file name and document.
+# Whoever raises SCHEMA adds the step here, and the older files to tests/fixtures/state.
+Migration = Callable[[str, dict[str, Any]], dict[str, Any]]
+MIGRATIONS: dict[int, Migration] = {}
 
 # Directories of the root that are not instances, so no instance may be called so.
 RESERVED = ("venvs", "models", "cache", "home", "state")
@@ -240,10 +245,16 @@ def now_utc(timestamp: float | None = None) -> str:
 
 
 def check_schema(document: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The document if it is an object of a schema that this version knows, else StateError naming file and schema."""
+    """The document, brought to the present schema, else StateError naming file and schema.
+
+    What is read is migrated in memory; the file follows when it is written next, so that a look changes nothing.
+    """
     if not isinstance(document, dict):
         raise StateError(f"{path}: holds {type(document).__name__} where a JSON object belongs; move the file away")
     found = document.get("schema")
+    while found != SCHEMA and isinstance(found, int) and found in MIGRATIONS:
+        found += 1
+        document = {**MIGRATIONS[found - 1](os.path.basename(path), document), "schema": found}
     if found != SCHEMA:
         raise StateError(
             f"{path}: schema {found!r} is not known to this dflash-fleet, which reads schema {SCHEMA}; "
