@@ -6,7 +6,6 @@ branch, and that the open kernel modules come by DKMS. Ubuntu's signature is not
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +16,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "module_utils"))
+sys.path.insert(0, str(ROOT / "molecule/shared"))
 
-from dflash_fleet import driver, packages  # noqa: E402 - found by the line above
-
-SPEC = importlib.util.spec_from_file_location("gpu_host_repository", ROOT / "molecule/gpu_host/repository.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-repository = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(repository)
+import debian_packages  # noqa: E402 - found by the lines above
+from dflash_fleet import driver, packages  # noqa: E402
 
 UBUNTU = "http://archive.ubuntu.com/ubuntu"
 # Suite, and the interpreter that sglang_venv_python names there.
@@ -55,13 +50,13 @@ def resolved(system: str, names: list[str], folder: Path) -> dict[str, str]:
     """{package: version} that apt would install on an empty host of this system."""
     suite, _ = SYSTEMS[system]
     if system.startswith("debian"):
-        sources = repository.debian_source(folder, suite)
+        sources = debian_packages.source(folder, suite)
     else:
         sources = "".join(
             f"deb [trusted=yes arch=amd64] {UBUNTU} {suite}{pocket} main restricted universe\n"
             for pocket in ("", "-updates", "-security")
         )
-    apt = repository.apt_of_its_own(folder, sources)
+    apt = debian_packages.apt_of_its_own(folder, sources)
     for words in (["update"], ["install", "--simulate", "--no-install-recommends", *names]):
         done = subprocess.run([*apt, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
