@@ -76,7 +76,7 @@ class Recorder:
         if short == "sglang_state" and host not in self.known and "state" in result:
             self.known.add(host)
             self._add("before", host=host, instances=before(result["state"]))
-        elif short == "sglang_release" and "previous" in result:
+        elif short == "sglang_release" and "previous" in result and "invocation_id" in result:  # not a forecast
             release = result.get("release") or {}
             self._add("switch", host=host, instance=self._instance(host), release=result["id"],
                       restarted=result.get("restarted"), **made_of(release))  # fmt: skip

@@ -6,7 +6,6 @@ branch, and that the open kernel modules come by DKMS. Ubuntu's signature is not
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +16,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "module_utils"))
+sys.path.insert(0, str(ROOT / "molecule/shared"))
 
-from dflash_fleet import driver, packages  # noqa: E402 - found by the line above
-
-SPEC = importlib.util.spec_from_file_location("gpu_host_repository", ROOT / "molecule/gpu_host/repository.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-repository = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(repository)
+import debian_packages  # noqa: E402 - found by the lines above
+from dflash_fleet import driver, packages  # noqa: E402
 
 UBUNTU = "http://archive.ubuntu.com/ubuntu"
 # Suite, and the interpreter that sglang_venv_python names there.
@@ -58,13 +53,13 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     name = str(request.param)
     folder, suite = tmp_path_factory.mktemp(name), SYSTEMS[name][0]
     if name.startswith("debian"):
-        sources = repository.debian_source(folder, suite)
+        sources = debian_packages.source(folder, suite)
     else:
         sources = "".join(
             f"deb [trusted=yes arch=amd64] {UBUNTU} {suite}{pocket} main restricted universe\n"
             for pocket in ("", "-updates", "-security")
         )
-    apt = repository.apt_of_its_own(folder, sources)
+    apt = debian_packages.apt_of_its_own(folder, sources)
     run([*apt, "update"])
     return name, apt
 
