@@ -40,16 +40,19 @@ def role(name: str, part: str) -> dict[str, Any]:
     return dict(yaml.safe_load((ROOT / "roles" / name / part / "main.yml").read_text()))
 
 
-@pytest.fixture(params=SYSTEMS)
-def system(request: pytest.FixtureRequest) -> str:
-    """Each supported one."""
-    return str(request.param)
+def run(words: list[str]) -> str:
+    """A program that must succeed; what it printed."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
-def resolved(system: str, names: list[str], folder: Path) -> dict[str, str]:
-    """{package: version} that apt would install on an empty host of this system."""
-    suite, _ = SYSTEMS[system]
-    if system.startswith("debian"):
+@pytest.fixture(scope="module", params=SYSTEMS)
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """Each supported one, and an apt that knows its archive and has nothing installed."""
+    name = str(request.param)
+    folder, suite = tmp_path_factory.mktemp(name), SYSTEMS[name][0]
+    if name.startswith("debian"):
         sources = debian_packages.source(folder, suite)
     else:
         sources = "".join(
@@ -57,34 +60,39 @@ def resolved(system: str, names: list[str], folder: Path) -> dict[str, str]:
             for pocket in ("", "-updates", "-security")
         )
     apt = debian_packages.apt_of_its_own(folder, sources)
-    for words in (["update"], ["install", "--simulate", "--no-install-recommends", *names]):
-        done = subprocess.run([*apt, *words], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return packages.parse_simulation(done.stdout)
+    run([*apt, "update"])
+    return name, apt
 
 
-def test_every_system_has_what_kernels_are_compiled_with(system: str, tmp_path: Path) -> None:
-    python = SYSTEMS[system][1]
+def resolved(apt: list[str], names: list[str]) -> dict[str, str]:
+    """{package: version} that apt would install."""
+    return packages.parse_simulation(run([*apt, "install", "--simulate", "--no-install-recommends", *names]))
+
+
+def test_every_system_has_what_kernels_are_compiled_with(system: tuple[str, list[str]]) -> None:
+    name, apt = system
+    python = SYSTEMS[name][1]
     asked = role("sglang_venv", "defaults")["sglang_venv_packages"]["cuda"]
     names = [name.replace("{python}", python) for name in asked]
-    found = resolved(system, names, tmp_path)
+    found = resolved(apt, names)
     assert set(names) <= set(found)
     # Triton compiles against the interpreter's own headers.
     assert any(name.startswith("libpython3") and name.endswith("-dev") for name in found)
 
 
-def test_ubuntus_own_driver_is_of_the_branch_and_open(system: str, tmp_path: Path) -> None:
+def test_ubuntus_own_driver_is_of_the_branch_and_open(system: tuple[str, list[str]]) -> None:
+    name, apt = system
     sources = role("gpu_host", "vars")["__gpu_host_driver_sources"]["distribution"]
-    if system not in sources:
-        assert system.startswith("debian")  # whose own packages are too old, and refused
+    if name not in sources:
+        assert name.startswith("debian")  # whose own packages are too old, and refused
         return
-    names = [name.replace("{branch}", BRANCH) for name in sources[system]["packages"]] + ["linux-headers-generic"]
-    assert "linux-headers-generic" in sources[system]["headers"]
-    found = resolved(system, names, tmp_path)
+    names = [each.replace("{branch}", BRANCH) for each in sources[name]["packages"]] + ["linux-headers-generic"]
+    assert "linux-headers-generic" in sources[name]["headers"]
+    found = resolved(apt, names)
     assert set(names) <= set(found)
     wanted = driver.Wanted(BRANCH, "", tuple(names), tuple(role("gpu_host", "vars")["__gpu_host_driver_belonging"]))
-    for name in names[:-1]:
-        assert wanted.fits(driver.upstream(found[name])), (name, found[name])
+    for each in names[:-1]:
+        assert wanted.fits(driver.upstream(found[each])), (each, found[each])
     assert f"nvidia-dkms-{BRANCH}-server-open" in found
     assert f"nvidia-kernel-source-{BRANCH}-server-open" in found
     assert "dkms" in found

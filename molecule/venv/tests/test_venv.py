@@ -249,7 +249,9 @@ class Proxy(threading.Thread):
             connection.sendall(b"HTTP/1.1 502 Unknown\r\nContent-Length: 0\r\n\r\n")
             connection.close()
             return
-        with contextlib.closing(connection), socket.create_connection(self.names[name]) as there:
+        # A client that refuses the certificate hangs up.
+        hung_up = contextlib.suppress(ConnectionError)
+        with hung_up, contextlib.closing(connection), socket.create_connection(self.names[name]) as there:
             if method == "CONNECT":
                 connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
