@@ -38,6 +38,7 @@ MANIFEST = ".dflash-fleet.json"
 SCHEMA = 1
 CACHE = ".cache"
 VERIFIED = os.path.join(CACHE, "dflash-fleet", "verified.jsonl")
+LISTING = os.path.join(CACHE, "dflash-fleet", "listing.json")
 REVISION = re.compile(r"[0-9a-f]{40}")
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -78,6 +79,7 @@ class Request:
     directory_mode: int = 0o750
     timeout: float = 0  # seconds for the whole fetch; 0: no limit
     stall: float = 300  # seconds without a byte
+    attempts: int = hub_fetch.ATTEMPTS  # how often network trouble with a file is tried again
     full: bool = False
     xet: bool = True
     tmpdir: str | None = None
@@ -213,15 +215,54 @@ def remove_tree(path: str) -> None:
 # Manifest
 
 
-def read_manifest(folder: str) -> dict[str, Any] | None:
+def read_files(path: str, keys: set[str]) -> dict[str, Any] | None:
+    """A file of ours that describes a revision's files, None where it is not there or not whole."""
     try:
-        with open(os.path.join(folder, MANIFEST), encoding="utf-8") as stream:
-            manifest = json.load(stream)
-        ok = manifest["schema"] == SCHEMA
-        ok = ok and all({"path", "size", "mtime_ns", "sha256"} <= f.keys() for f in manifest["files"])
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        ok = found["schema"] == SCHEMA and all(keys <= f.keys() for f in found["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if ok else None
+    return found if ok else None
+
+
+def read_manifest(folder: str) -> dict[str, Any] | None:
+    return read_files(os.path.join(folder, MANIFEST), {"path", "size", "mtime_ns", "sha256"})
+
+
+def read_listing(stage: str) -> dict[str, Any] | None:
+    """What the hub said the revision consists of, while it is being fetched."""
+    return read_files(os.path.join(stage, LISTING), {"path", "size", "sha1", "sha256"})
+
+
+def read_verified(stage: str) -> dict[str, dict[str, Any]]:
+    """Files of a stage that were verified: path -> SHA-256, size, time and inode as they were then."""
+    records: dict[str, dict[str, Any]] = {}
+    try:
+        with open(os.path.join(stage, VERIFIED), encoding="utf-8") as stream:
+            for line in stream:
+                try:
+                    record = json.loads(line)
+                    records[record["path"]] = record
+                except (ValueError, KeyError, TypeError):
+                    continue  # the line that a kill cut off
+    except FileNotFoundError:
+        pass
+    return records
+
+
+def same_selection(request: Request, manifest: dict[str, Any]) -> bool:
+    """Whether a manifest or listing is of the wanted files of the wanted revision."""
+    return all(manifest.get(name) == value for name, value in selection(request).items())
+
+
+def selection(request: Request) -> dict[str, Any]:
+    return {
+        "repo": request.repo,
+        "revision": request.revision,
+        "allow_patterns": sorted(request.allow),
+        "ignore_patterns": sorted(request.ignore),
+    }
 
 
 def write_manifest(folder: str, request: Request, hashes: dict[str, str], client: str) -> dict[str, Any]:
@@ -231,23 +272,24 @@ def write_manifest(folder: str, request: Request, hashes: dict[str, str], client
         files.append({"path": path, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": hashes[path]})
     manifest = {
         "schema": SCHEMA,
-        "repo": request.repo,
-        "revision": request.revision,
-        "allow_patterns": sorted(request.allow),
-        "ignore_patterns": sorted(request.ignore),
+        **selection(request),
         "client": client,
         "written_at": datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "files": files,
     }
-    target = os.path.join(folder, MANIFEST)
+    write_json(os.path.join(folder, MANIFEST), manifest)
+    return manifest
+
+
+def write_json(target: str, value: Any) -> None:
+    """Whole or not at all."""
     fresh = target + ".new"
     with open(fresh, "w", encoding="utf-8") as stream:
-        json.dump(manifest, stream, indent=1)
+        json.dump(value, stream, indent=1)
         stream.write("\n")
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(fresh, target)
-    return manifest
 
 
 def stat_check(folder: str, manifest: dict[str, Any]) -> dict[str, str]:
@@ -385,6 +427,7 @@ class Client:
                 "allow": request.allow,
                 "ignore": request.ignore,
                 "workers": request.workers,
+                "attempts": request.attempts,
                 "stage": request.stage,
             }
         )
@@ -544,7 +587,7 @@ class Snapshot:
         if os.path.lexists(request.path) and (os.path.islink(request.path) or not os.path.isdir(request.path)):
             raise SnapshotError("path", f"{request.path} is in the way: it is not a folder; move it away")
         manifest = read_manifest(request.path) if os.path.isdir(request.path) else None
-        if manifest is not None and self._same_selection(manifest):
+        if manifest is not None and same_selection(request, manifest):
             done = self._check_published(manifest)
             if done is not None:
                 return done
@@ -557,15 +600,6 @@ class Snapshot:
                 attributes.apply(folder)
         with Lock(request) as lock:
             return self._work(attributes, lock, manifest)
-
-    def _same_selection(self, manifest: dict[str, Any]) -> bool:
-        request = self.request
-        return (
-            manifest.get("repo") == request.repo
-            and manifest.get("revision") == request.revision
-            and manifest.get("allow_patterns") == sorted(request.allow)
-            and manifest.get("ignore_patterns") == sorted(request.ignore)
-        )
 
     # -- a folder that was published before
 
@@ -675,8 +709,10 @@ class Snapshot:
         size, moved, looked = -1, time.monotonic(), 0.0
         while True:
             event = client.next(POLL_SECONDS)
-            if event is not None:
+            if event is not None and event["event"] != "waiting":
                 return event
+            if event is not None:
+                moved = time.monotonic()  # a peer that waits itself is no standstill
             if tick is not None:
                 tick()
             now = time.monotonic()
@@ -715,7 +751,8 @@ class Snapshot:
         check_space(request, sum(f["size"] for f in missing) - parts, len(missing))
         if missing:
             os.makedirs(os.path.join(request.stage, hub_fetch.PARTS), mode=request.directory_mode, exist_ok=True)
-            good.update(self._download(client, missing))
+            write_json(os.path.join(request.stage, LISTING), {"schema": SCHEMA, **selection(request), "files": tree})
+            good.update(self._download(client, missing, attributes))
             self.fetched -= parts
         client.close()
         before = manifest["files"] if manifest else []
@@ -748,17 +785,7 @@ class Snapshot:
         request, stage = self.request, self.request.stage
         if not os.path.isdir(stage):
             return {}
-        records: dict[str, dict[str, Any]] = {}
-        try:
-            with open(os.path.join(stage, VERIFIED), encoding="utf-8") as stream:
-                for line in stream:
-                    try:
-                        record = json.loads(line)
-                        records[record["path"]] = record
-                    except (ValueError, KeyError, TypeError):
-                        continue  # the line that a kill cut off
-        except FileNotFoundError:
-            pass
+        records = read_verified(stage)
         keep = {hub_fetch.part_path(stage, p) for p in wanted if p not in have}
         keep.add(os.path.join(stage, VERIFIED))
         good = {}
@@ -795,7 +822,7 @@ class Snapshot:
             total += size if size <= file["size"] else 0
         return total
 
-    def _download(self, client: Client, missing: list[dict[str, Any]]) -> dict[str, str]:
+    def _download(self, client: Client, missing: list[dict[str, Any]], attributes: Attributes) -> dict[str, str]:
         """Fetch files and hash each as soon as it is complete, while others are still coming."""
         request = self.request
         wanted = {f["path"]: f for f in missing}
@@ -807,6 +834,9 @@ class Snapshot:
 
         records = os.open(os.path.join(request.stage, VERIFIED), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            # Who passes verified files on to other hosts is no more than a member of the group.
+            for path in owned_paths(request.stage, [VERIFIED, LISTING]):
+                attributes.apply(path)
             with ThreadPoolExecutor(max_workers=hash_workers()) as pool:
                 todo, again = missing, False
                 while todo:
@@ -818,7 +848,7 @@ class Snapshot:
                             break
                         path = event["path"]
                         self.fetched += wanted[path]["size"]
-                        checks[path] = pool.submit(self._verify, wanted[path], records)
+                        checks[path] = pool.submit(self._verify, wanted[path], records, attributes)
                         good.update({p: h for p, c in checks.items() if c.done() and (h := c.result())})
                     failed = []
                     for path, check in checks.items():
@@ -841,10 +871,12 @@ class Snapshot:
             os.close(records)
         return good
 
-    def _verify(self, file: dict[str, Any], records: int) -> str | None:
+    def _verify(self, file: dict[str, Any], records: int, attributes: Attributes) -> str | None:
         path = os.path.join(self.request.stage, file["path"])
         sha256 = matches(path, file)
         if sha256:
+            for owned in owned_paths(self.request.stage, [file["path"]]):
+                attributes.apply(owned)
             fsync_path(path)
             info = os.lstat(path)
             record = {"path": file["path"], "sha256": sha256}
