@@ -1,4 +1,4 @@
-"""Passes verified weights of this host on to others: the part of a hub's protocol that the huggingface_hub client needs.
+"""Passes verified weights of this host on to others: what the huggingface_hub client needs of a hub.
 
 The client of another host gets this server as its endpoint and a token of one run (`peers.py`). What it may ask:
 
