@@ -88,5 +88,5 @@ class ActionModule(ActionBase):
             host = (task_vars or {}).get("inventory_hostname")
             display.display(f"{host}: continues rollout {found['id']}, which has ended without giving the host back")
             answer = self._execute_module(module_args={**arguments, "takeover": found["id"]}, task_vars=task_vars)
-        result.update(answer)
+        result.update(answer, user=mine["user"], controller=mine["controller"])
         return result

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-import sys
 import time
+import urllib.parse
+from pathlib import Path
 from typing import Any
 
 import ansible.module_utils as _module_utils
+from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -16,17 +20,48 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 if _PACKAGE not in _module_utils.__path__:
     _module_utils.__path__.append(_PACKAGE)
 
-from ansible.module_utils.dflash_fleet import phases
+from ansible.module_utils.dflash_fleet import phases, rollout_progress, slices
 
 display = Display()
 
-# Asked when the plugin is loaded, which the main process does: workers have lost the terminal.
-ON_TERMINAL = bool(sys.stdout and sys.stdout.isatty())
 
-SLICE = 10.0  # s between lines of a host while nothing changes
-QUIET_SLICE = 60.0  # s; with nothing to show, slices only keep a lost host from going unnoticed
-AWAY = 180.0  # s a host may be out of reach (a reboot) before the wait gives up on it
-AWAY_PAUSE = 5.0  # s between attempts to reach it
+class Fleet:
+    """What the waits of one batch know of each other: they are processes of one run, and share its temporary folder."""
+
+    def __init__(self, host: str, task_vars: dict[str, Any]) -> None:
+        self.host = host
+        self.hosts = list((task_vars.get("groups") or {}).get("__sglang_rollout") or [])
+        self.batch = list(task_vars.get("ansible_play_batch") or [])
+        # One host of a rollout of one has a line of its own already.
+        self.is_one = len(self.hosts) > 1 and host in self.batch and self.batch[0] in self.hosts
+        self.names_hosts = not self.is_one or len(self.batch) <= rollout_progress.NAMED
+        self.folder = Path(constants.DEFAULT_LOCAL_TMP) / "sglang-progress"
+
+    def tell(self, **shot: Any) -> None:
+        """Let the others know where this host stands."""
+        if self.is_one:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            path = self._path(self.host)
+            fresh = path.with_suffix(".new")
+            fresh.write_text(json.dumps(shot), encoding="utf-8")
+            fresh.replace(path)
+
+    def line(self) -> str | None:
+        """The batch in one line, from whichever wait comes first when the last line is old enough."""
+        if not self.is_one:
+            return None
+        with open(self.folder / "line", "a", encoding="utf-8") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            last = os.fstat(turn.fileno())
+            if last.st_size and time.time() - last.st_mtime < slices.SLICE - 1:
+                return None
+            turn.write(".")
+        shots = {host: json.loads(self._path(host).read_text(encoding="utf-8")) for host in self.batch
+                 if self._path(host).exists()}  # fmt: skip
+        return rollout_progress.line(self.hosts, self.batch, shots)
+
+    def _path(self, host: str) -> Path:
+        return self.folder / (urllib.parse.quote(host, safe="") + ".json")
 
 
 class ActionModule(ActionBase):
@@ -53,52 +88,43 @@ class ActionModule(ActionBase):
                 self._execute_module(module_args=args, task_vars=task_vars, wrap_async=bool(self._task.async_val))
             )
             return result
-        shown = self._wanted(task_vars)
-        width = max([len(name) for name in task_vars.get("ansible_play_hosts_all") or [host]] + [len(host)])
-        resume: dict[str, Any] | None = None
-        away_since: float | None = None
-        printed: tuple[Any, float] = (None, 0.0)
-        while True:
-            step = {**args, "slice": SLICE if shown else QUIET_SLICE, "resume": resume or {"phase": "launch"}}
-            failure: AnsibleConnectionFailure | None = None
-            answer: dict[str, Any] = {}
-            try:
-                answer = self._execute_module(module_args=step, task_vars=task_vars)
-            except AnsibleConnectionFailure as error:
-                failure = error
-            if failure is not None or answer.get("unreachable"):
-                now = time.monotonic()
-                away_since = now if away_since is None else away_since
-                if now - away_since >= AWAY:
-                    if failure is not None:
-                        raise failure
-                    result.update(answer)
-                    return result
-                if shown and printed[0] != "away":
-                    self._show(f"{host:<{width}}  out of reach, trying again for up to {phases.clock(AWAY)}")
-                    printed = ("away", now)
-                self._drop_connection()
-                time.sleep(AWAY_PAUSE)
-                continue
-            away_since = None
-            if answer.get("finished", True):
-                if shown and answer.get("outcome"):
-                    self._show(self._last_line(host, width, answer))
-                result.update(answer)
-                return result
-            if shown and (answer["phase"] != printed[0] or time.monotonic() - printed[1] >= SLICE - 1):
-                shot = {"phase": answer["phase"], **answer["progress"]}
-                self._show(
-                    phases.progress_line(host, answer["seconds"] or 0.0, shot, answer["progress"]["remaining"], width)
-                )
-                printed = (answer["phase"], time.monotonic())
-            resume = answer["resume"]
-
-    def _wanted(self, task_vars: dict[str, Any]) -> bool:
         mode = str(self._templar.template(task_vars.get("sglang_wait_progress", "auto")))
-        if mode not in ("auto", "always", "never"):
-            display.warning(f"sglang_wait_progress is auto, always or never, not {mode}: taken as auto")
-        return mode == "always" or (mode != "never" and ON_TERMINAL)
+        shown = slices.wanted(mode, "sglang_wait_progress", display.warning)
+        away = float(self._templar.template(task_vars.get("sglang_wait_away", slices.AWAY)))
+        width = slices.width(host, task_vars)
+        fleet = Fleet(host, task_vars)
+
+        def step(resume: Any, seconds: float) -> dict[str, Any]:
+            return self._execute_module(module_args={**args, "slice": seconds, "resume": resume}, task_vars=task_vars)
+
+        def line(answer: dict[str, Any]) -> tuple[Any, str]:
+            shot = {"phase": answer["phase"], **answer["progress"]}
+            known = {name: shot.get(name) for name in ("phase", "percent", "remaining")}
+            fleet.tell(state="loading", seconds=answer["seconds"], **known)
+            together = fleet.line()
+            if together:
+                self._show(together)
+            seconds = answer["seconds"] or 0.0
+            text = phases.progress_line(host, seconds, shot, shot["remaining"], width) if fleet.names_hosts else ""
+            return answer["phase"], text
+
+        answer = slices.follow(
+            step,
+            {"phase": "launch"},
+            AnsibleConnectionFailure,
+            self._connection,
+            f"{host:<{width}}",
+            line,
+            self._show if shown else None,
+            away,
+        )
+        if shown and answer.get("outcome"):
+            fleet.tell(state=answer["outcome"])
+            # Failures have a line in batches of any size.
+            if fleet.names_hosts or answer["outcome"] != "ready":
+                self._show(self._last_line(host, width, answer))
+        result.update(answer)
+        return result
 
     @staticmethod
     def _show(line: str) -> None:
@@ -117,10 +143,3 @@ class ActionModule(ActionBase):
         else:
             text = str(outcome).replace("_", " ")
         return f"{host:<{width}}  {took:>4}  {text}"
-
-    def _drop_connection(self) -> None:
-        """A kept SSH master of a host that has rebooted answers nothing: open a new one."""
-        try:
-            self._connection.reset()
-        except (AnsibleConnectionFailure, AttributeError, OSError):
-            return  # nothing was kept, or there is nothing to reach yet

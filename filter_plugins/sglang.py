@@ -18,7 +18,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import ladder, plan, profiles, remedies, removal
+from ansible.module_utils.dflash_fleet import bench, bench_report, choice, ladder, plan, profiles, remedies, removal
 
 #: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
 PER_INSTANCE = (
@@ -45,7 +45,7 @@ PER_INSTANCE = (
     "extra_args",
     "environment",
 )
-PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "measured_profile", "root")
+PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "root")
 
 #: Keys that only an instance has: they have no variable of the whole host.
 INSTANCE_ONLY = ("gpus", "numa_nodes")
@@ -93,7 +93,10 @@ def sglang_place(
 
 
 def sglang_requests(
-    variables: Mapping[str, Any], api_key_set: bool | None = None, place: Mapping[str, Any] | None = None
+    variables: Mapping[str, Any],
+    api_key_set: bool | None = None,
+    place: Mapping[str, Any] | None = None,
+    host: str = "",
 ) -> list[dict[str, Any]]:
     """One request per instance from a mapping of the product's variables (`sglang_*`).
 
@@ -116,7 +119,26 @@ def sglang_requests(
     if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
         wrong = "sglang_instances is not a list of mappings; write - {name: a, profile: ..., port: ...}"
         return [{**base, "instance": "main", "errors": [*base["errors"], ("sglang_instances", wrong)]}]
-    return [_instance(base, item) for item in instances if item.get("state") != "absent"]
+    requests = [_instance(base, item) for item in instances if item.get("state") != "absent"]
+    return [_measured(request, given, host) for request in requests]
+
+
+def _measured(request: dict[str, Any], given: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """`profile: auto` as the recorded benchmark answers it: the configuration that was best, or why there is none."""
+    if request.get("profile") != "auto" or request.get("build") == "cpu":
+        return request
+    folder, wanted = str(given.get("sglang_benchmark_dir") or ""), given.get("sglang_objective", "throughput")
+    asked = {**profiles.DEFAULTS, **request}
+    try:
+        answer = choice.recorded(bench.read_folder(folder) if folder else [], asked, host, wanted)
+    except choice.ObjectiveError as problem:
+        return {**request, "errors": [*request["errors"], ("sglang_objective", str(problem))]}
+    except (bench.ResultError, OSError) as problem:
+        return {**request, "measured": str(problem)}
+    if answer["best"] is None:
+        return {**request, "measured": answer["why"]}
+    said = f"{answer['best']}, measured on {', '.join(answer['hosts'])} ({bench_report.conclusion(answer)})"
+    return {**bench.overlaid(request, answer["overlay"]), "measured": said}
 
 
 def _fallback_errors(names: Any) -> list[tuple[str, str]]:
@@ -255,7 +277,7 @@ def sglang_plan_hosts(
         state = answer.get("state") or {}
         given = {key: facts.get(key, default) for key, default in defaults.items()}
         place = sglang_place(given.get("sglang_nodes"), str(name), hostvars, given.get("sglang_dist_init_port"))
-        requests = sglang_requests(given, place=place)
+        requests = sglang_requests(given, place=place, host=str(name))
         problems = sglang_validate(requests)
         instances = state.get("instances") or {}
         fallbacks = facts.get("sglang_fallbacks", defaults.get("sglang_fallbacks")) or []

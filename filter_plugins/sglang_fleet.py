@@ -22,7 +22,10 @@ def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -
 
 
 def wish_digest(variables: Mapping[str, Any]) -> str:
-    """The digest of a host's wish; see rollout.wish_digest."""
+    """The digest of a host's wish; see rollout.wish_digest. None where a benchmark on file decides what it is."""
+    instances = variables.get("sglang_instances") or []
+    if "auto" in [variables.get("sglang_profile"), *(item.get("profile") for item in instances)]:
+        return ""
     return rollout.wish_digest(variables, Path(_MODULE_UTILS).parent)
 
 
@@ -34,6 +37,7 @@ class FilterModule:
         return {
             "sglang_of_hosts": of_hosts,
             "sglang_batches": rollout.batches,
+            "sglang_batch_sizes": rollout.sizes_of,
             "sglang_batches_text": rollout.plan_text,
             "sglang_digest": wish_digest,
             "sglang_lost": rollout.lost,

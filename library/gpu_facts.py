@@ -78,6 +78,10 @@ options:
         description: Oldest CUDA version that the driver must offer.
         type: str
         default: "13.0"
+      python_headers:
+        description: Minor version of Python whose headers must be there. Empty where an interpreter brings its own.
+        type: str
+        default: ""
       min_python:
         description: Oldest Python that must be on the host. Empty means what the engines' releases ask for.
         type: str
@@ -182,6 +186,17 @@ facts:
           C(port), C(address), C(pid), C(command), C(unit).
       type: list
       elements: dict
+    build_tools:
+      description: Paths of C(cc), C(cxx) and C(ninja), null where missing, and C(python_headers), minor versions.
+      type: dict
+    cuda_toolkits:
+      description:
+        - CUDA toolkits of the host in the order in which an engine would take them - C(home), C(source), C(version),
+          C(missing) (what of a toolkit is not there). Those of environments are in RV(facts.venvs).
+        - The source is CUDA_HOME (of an instance's environment), /usr/local/cuda, PATH, or /usr/local/cuda-*, where no
+          engine looks by itself.
+      type: list
+      elements: dict
     models:
       description: Models on the host, as in module M(sglang_state).
       type: dict
@@ -278,6 +293,7 @@ def argument_spec() -> dict[str, Any]:
                 "min_free_gb": {"type": "float", "default": 20},
                 "min_driver": {"type": "str", "default": "580"},
                 "min_cuda": {"type": "str", "default": "13.0"},
+                "python_headers": {"type": "str", "default": ""},
                 "min_python": {"type": "str", "default": ""},
                 "foreign_memory_mib": {"type": "int", "default": 512},
                 "driver_pending": {"type": "bool", "default": False},
@@ -295,7 +311,8 @@ def main() -> None:
     try:
         ports = [int(instance["port"]) for instance in instances]
         paths = [root, "/dev/shm", *module.params["paths"]]
-        facts = hostfacts.gpu_host_facts(state.Layout(root), ports=ports, paths=paths)
+        homes = preflight.cuda_homes(instances).values()
+        facts = hostfacts.gpu_host_facts(state.Layout(root), ports=ports, paths=paths, cuda_homes=list(homes))
         checks = preflight.check_host(facts, {"root": root, **requirements}) if requirements else []
     except (KeyError, ValueError) as problem:
         module.fail_json(msg=f"requirements: each instance needs instance, unit, port and profile ({problem!r})")
@@ -307,6 +324,10 @@ def main() -> None:
         "pending": preflight.pending(checks),
         "failed_checks": len(preflight.failing(checks)),
     }
+    if module.params["enforce"]:
+        # A deployment shows no table where nothing fails; that anyone may use an engine is not left to be looked up.
+        for entry in preflight.open_engines(checks):
+            module.warn(f"{entry['check']}: {entry['found']}: {entry['remedy']}")
     if module.params["enforce"] and result["failed_checks"]:
         module.fail_json(msg=preflight.failure_message(checks), failed_checks=result["failed_checks"])
     module.exit_json(**result)

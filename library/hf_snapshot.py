@@ -123,6 +123,13 @@ options:
     type: str
     choices: [manifest, full]
     default: manifest
+  slice:
+    description:
+      - Seconds after which this run ends with C(finished) false while the fetch goes on in a process of its own; the
+        same task again, within five minutes, goes on watching. Set by the action plugin of the same name, which shows
+        the progress; V(0) waits for the end.
+    type: float
+    default: 0
   xet:
     description:
       - Whether files that the hub keeps in Xet storage may come by that protocol. It is quicker, but a killed run
@@ -201,12 +208,23 @@ verified:
   description: V(stat) where sizes and times agreed with the manifest, V(hash) where contents were read.
   returned: success
   type: str
+finished:
+  description: Whether this is the result, or only how far it is.
+  returned: with O(slice)
+  type: bool
+progress:
+  description: >-
+    How far it is: C(repo), C(step) (V(list), V(fetch), V(verify)), C(seconds), C(done_bytes), C(total_bytes),
+    C(percent), C(bytes_per_second), C(remaining) seconds.
+  returned: with O(slice), while not finished
+  type: dict
 kind:
   description: What kind of failure it was, for example V(gated), V(disk_full), V(network).
   returned: failure
   type: str
 """
 
+import functools
 import os
 from typing import Any
 
@@ -246,6 +264,7 @@ def main() -> None:
             "timeout": {"type": "int", "default": 0},
             "stall_timeout": {"type": "int", "default": 300},
             "verify": {"type": "str", "choices": ["manifest", "full"], "default": "manifest"},
+            "slice": {"type": "float", "default": 0},
             "xet": {"type": "bool", "default": True},
             "variables": {"type": "dict", "default": {}},
             "environment": {"type": "dict", "default": {}},
@@ -304,7 +323,18 @@ def main() -> None:
         hub=options["hub"],
     )
     try:
-        result = peers.ensure(request, sources, check=module.check_mode, warn=module.warn)
+        fetch = functools.partial(peers.ensure, given=sources)
+        if options["slice"]:
+            result = snapshot.ensure_in_slices(
+                request,
+                options["slice"],
+                check=module.check_mode,
+                warn=module.warn,
+                fetch=fetch,
+                fetch_key=sources.fingerprint(),
+            )
+        else:
+            result = fetch(request, check=module.check_mode, warn=module.warn)
     except snapshot.SnapshotError as error:
         facts = {k: v for k, v in error.facts.items() if v is not None}
         module.fail_json(msg=str(error), kind=error.kind, path=request.path, **facts)

@@ -78,10 +78,23 @@ id:
   type: str
   returned: always
   sample: 20261130T051200Z-4711
+user:
+  description: Who runs this rollout.
+  type: str
+  returned: through the action plugin
+controller:
+  description: Where.
+  type: str
+  returned: through the action plugin
 taken:
   description: Whether this rollout holds the host now.
   type: bool
   returned: always
+continues:
+  description: Names of the dead rollouts from which this one took the host over, newest first.
+  type: list
+  elements: str
+  returned: with state=present where the host was taken
 held_by:
   description: The other rollout that holds the host - C(id), C(user), C(controller), C(pid), C(started), C(since).
   type: dict
@@ -125,7 +138,8 @@ def main() -> None:
     except states.StateError as problem:
         module.fail_json(msg=str(problem))
     if not found:
-        module.exit_json(changed=False, id=mine["id"], taken=not module.check_mode)
+        dead = [] if module.check_mode else (lock.holder(layout) or {}).get("continues") or []
+        module.exit_json(changed=False, id=mine["id"], taken=not module.check_mode, continues=dead)
     if module.check_mode:
         module.warn(lock.refusal(found))
         module.exit_json(changed=False, id=mine["id"], taken=False, held_by=found)

@@ -22,6 +22,9 @@ description:
   - With I(state=good) the release that just passed its gate is recorded as the last good one, its unit is enabled for
     boot, and a fallback in effect is remembered together with what it was needed for.
   - With I(state=failed) a start that did not pass is added to the history of starts; nothing else changes.
+  - With I(trial) the switch is one for a while. What ran before is noted in C(state/trial.json) first, keeps its unit
+    and its place at boot, and is what C(sglang_state) calls C(previous_good) from then on; no release is pruned. The
+    next I(state=good) ends the trial and removes the releases that it made.
 options:
   root:
     description: Directory of environments, models and instances.
@@ -82,6 +85,10 @@ options:
         restarts it. If not, the unit is installed and taken at the next start, whoever causes it.
     type: bool
     default: true
+  trial:
+    description: With I(state=current), switch for a while only.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -268,7 +275,7 @@ class Switch:
             resolve=engine.get("build") in ("cpu", "rehearsal"),
         )
         if said:
-            self.module.fail_json(msg=parser_check.refusal(said, engine), refused=said)
+            self.module.fail_json(msg=parser_check.refusal(said, engine, arguments), refused=said)
 
     def reads(self, link: Path) -> str:
         """Where a link points, or nothing."""
@@ -323,11 +330,41 @@ class Switch:
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         return last_good.get("release_id") == identity or bool(invocation and ready.get("invocation_id") == invocation)
 
+    def begin_trial(self) -> None:
+        """Note what runs before the first switch of a trial; a trial that was cut short goes on with the same note."""
+        if self.current is None:
+            self.module.fail_json(msg=f"instance {self.name} has no current release that a trial could return to")
+        if states.read_state(self.layout.trial(self.name)) is not None:
+            return
+        unit = states.release_unit(self.layout, self.name, self.current)
+        if unit is None:
+            self.module.fail_json(msg=f"release {self.current} of instance {self.name} has lost its unit")
+        known = [name for name in states.list_dirs(self.layout.releases(self.name)) if name[0] != "."]
+        self.make_directory(self.layout.state(self.name), 0o750)
+        states.write_state(
+            self.layout.trial(self.name),
+            {"release_id": self.current, "unit": unit, "releases": known, "begun_at": states.now_utc()},
+        )
+
+    def end_trial(self) -> bool:
+        """What serves now is on record: nothing is left to return to, and what only the trial needed goes."""
+        trial = states.read_state(self.layout.trial(self.name))
+        if trial is None:
+            return False
+        if not self.module.check_mode:
+            for name in states.list_dirs(self.layout.releases(self.name)):
+                if name[0] != "." and name not in {*trial["releases"], self.current}:
+                    shutil.rmtree(self.layout.release_dir(self.name, name))
+            self.layout.trial(self.name).unlink()
+        return True
+
     def to(self, identity: str) -> None:
         """Stop what runs, move `current`, queue the start."""
         for other in self.other_units():
             # Its evidence is in the journal and its text in its release; disable also drops the boot link.
             self.systemctl("stop", other, check=False)
+            if self.module.params["trial"]:
+                continue  # it is what a boot in the middle of the trial should bring back
             self.systemctl("disable", other, check=False)
             for path in self.files_of(other):
                 path.unlink()
@@ -363,6 +400,8 @@ class Switch:
 
     def prunable(self, identity: str) -> list[Path]:
         """The oldest releases beyond the number kept."""
+        if self.module.params["trial"]:
+            return []
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         folder = self.layout.releases(self.name)
         existing = [(name, (folder / name).stat().st_mtime) for name in states.list_dirs(folder) if name[0] != "."]
@@ -429,6 +468,8 @@ def switch(module: AnsibleModule, host: Switch) -> None:
         result["diff"] = releases.diff(now, shown, unit_text, host.unit, restart, result["pending"])
     if module.check_mode:
         module.exit_json(**result)
+    if module.params["trial"]:
+        host.begin_trial()
     if new:
         host.stage(unit_text, release)
     if restart:
@@ -485,7 +526,8 @@ def record(module: AnsibleModule, host: Switch) -> None:
     known = states.read_state(host.layout.ready(host.name)) or {}
     enabled = host.show(host.unit)["UnitFileState"] == "enabled"
     same = known.get("invocation_id") == gate.get("invocation_id") and known.get("release_id") == identity
-    changed = not (same and enabled)
+    trial = host.end_trial()
+    changed = not (same and enabled) or trial
     overrides = release.get("overrides") or {}
     now = states.now_utc()
     ready = {
@@ -544,6 +586,7 @@ def main() -> None:
             "group": {"type": "str", "default": "sglang"},
             "keep": {"type": "int", "default": 5},
             "restart_on_unit_change": {"type": "bool", "default": True},
+            "trial": {"type": "bool", "default": False},
         },
         required_together=[("unit_text", "release")],
         mutually_exclusive=[("release_id", "unit_text")],

@@ -80,6 +80,12 @@ options:
         (C(progress) of the instance in RV(state)). Takes longer, and needs the right to read the journal.
     type: bool
     default: false
+  live:
+    description:
+      - For instances that serve, also ask their C(/metrics) what they do at this moment (C(live) of the instance in
+        RV(state)).
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -143,7 +149,7 @@ state:
       description: The directory that was looked at.
       type: str
     venvs:
-      description: By lock hash, C(complete), C(engine), C(version), C(build), C(python).
+      description: By lock hash, C(complete), C(engine), C(version), C(build), C(python), C(cuda_toolkit).
       type: dict
       sample: {"5d41402abc4b2a76": {"complete": true, "engine": "sglang", "version": "0.5.20"}}
     models:
@@ -162,6 +168,7 @@ state:
           C(release_units) (the unit of each), C(units),
           C(unit) (the one that stands for the instance), C(since), C(ready) (state/ready.json), C(last_good),
           C(previous_good) (the release that rollback.yml returns to, C(release_id) and C(unit), or null),
+          C(trial) (state/trial.json, while a release is tried that is not to stay, else null),
           C(rungs), C(last_starts) (three at most, newest last), C(last_report), C(report) (what the newest report of
           the host's own reporter says), C(gate) (the supervisor's verdict, gate.json), C(serving) (the unit is active
           and its invocation is the one that passed its gate, whoever gated it), C(degraded) (and a fallback is in
@@ -169,6 +176,8 @@ state:
           which is one of serving, degraded, starting, restarting, stopping, failed, stopped, absent.
         - With O(progress), one that is starting also has C(progress) (C(phase), C(percent), C(ranks_done), C(ranks),
           C(phases) with their seconds).
+        - With O(live), one that serves also has C(live) - C(tokens_per_second), C(accept_length), C(running) and
+          C(queued) requests, each null where its metrics do not say, or C(error).
         - Each unit has C(name), C(load_state), C(active_state), C(sub_state), C(result), C(main_pid), C(n_restarts),
           C(invocation_id), C(enabled), C(active_since), C(since), C(stop_asked) (the last run
           ended because someone asked for it), C(need_daemon_reload), C(exit), C(status_text).
@@ -282,6 +291,7 @@ def argument_spec() -> dict[str, Any]:
         "ports": {"type": "list", "elements": "int", "default": []},
         "paths": {"type": "list", "elements": "path", "default": []},
         "progress": {"type": "bool", "default": False},
+        "live": {"type": "bool", "default": False},
     }
 
 
@@ -304,6 +314,7 @@ def main() -> None:
             ports=module.params["ports"],
             paths=module.params["paths"],
             progress=module.params["progress"],
+            live=module.params["live"],
         )
     except state.StateError as problem:
         module.fail_json(msg=str(problem))

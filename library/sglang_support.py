@@ -10,9 +10,9 @@ module: sglang_support
 short_description: Install the supervisor that units start their engine with
 version_added: "0.1.0"
 description:
-  - Writes C(supervisor.py) (with its prober and the reporter of crashes) and the parts of the package C(dflash_fleet)
-    that they need to
-    C(/usr/local/lib/dflash-fleet/<version>/). The module carries them as its own imports, so one call is enough.
+  - Writes C(supervisor.py) (with its prober, the reporter of crashes and the measures for Prometheus) and the parts of
+    the package C(dflash_fleet) that they need to C(/usr/local/lib/dflash-fleet/<version>/). The module
+    carries them as its own imports, so one call is enough.
   - Files are replaced whole, and only where they differ. A running engine has long replaced its supervisor.
 options:
   path:
@@ -78,10 +78,13 @@ from ansible.module_utils.basic import AnsibleModule
 # Imported so that Ansible sends them along; their text is what gets installed.
 from ansible.module_utils.dflash_fleet import (
     causes,
+    deployed,
     diagnosis,
     gate,
+    hostfacts,
     journal,
     ladder,
+    measures,
     own_log,
     phases,
     prober,
@@ -95,6 +98,7 @@ from ansible.module_utils.dflash_fleet import (
     runfacts,
     state,
     supervisor,
+    textfile,
     tracebacks,
     units,
     verdict,
@@ -102,8 +106,9 @@ from ansible.module_utils.dflash_fleet import (
 )
 
 PARTS = (
-    causes, diagnosis, gate, journal, ladder, own_log, phases, prober, redact, redacting_logs, release, release_options,
-    releases, remedies, reports, runfacts, state, tracebacks, units, verdict, watch,
+    causes, deployed, diagnosis, gate, hostfacts, journal, ladder, measures, own_log, phases, prober, redact,
+    redacting_logs, release, release_options, releases, remedies, reports, runfacts, state, textfile, tracebacks, units,
+    verdict, watch,
 )  # fmt: skip
 FILES = {
     "supervisor.py": supervisor,

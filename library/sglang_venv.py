@@ -35,7 +35,7 @@ options:
       kind:
         description: Which set of packages.
         type: str
-        choices: [cpu, cuda, rehearsal, hf-client]
+        choices: [cpu, cuda, rehearsal, hf-client, sglang-router]
         required: true
       release:
         description: SGLang release, where O(recipe.kind) has one.
@@ -197,7 +197,7 @@ def main() -> None:
             "recipe": {
                 "type": "dict",
                 "options": {
-                    "kind": {"type": "str", "choices": ["cpu", "cuda", "rehearsal", "hf-client"], "required": True},
+                    "kind": {"type": "str", "choices": ["cpu", "cuda", "rehearsal", "hf-client", "sglang-router"], "required": True},
                     "release": {"type": "str", "default": ""},
                     "python": {"type": "str", "default": "3.11"},
                 },

@@ -81,6 +81,7 @@ PREREQUISITES = {
     "aardvark-dns": "aardvark-dns",
     "iptables": "iptables",
     "debootstrap": "debootstrap",
+    "faketime": "faketime",  # for scenarios in which a host's clock jumps
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
 }
@@ -1549,8 +1550,25 @@ def command_exec(options: argparse.Namespace) -> int:
     ).returncode
 
 
+def command_off(options: argparse.Namespace) -> int:
+    """Cuts a host's power; `reboot` brings it back."""
+    fleet = Fleet(check_fleet_name(options.name))
+    runtime = find_runtime()
+    container = find_host(runtime, fleet, options.host)
+    with locked(f"fleet-{fleet.name}", f"another process works on the fleet {fleet.name}"):
+        cut_power(runtime, container)
+    say("off", options.host)
+    return 0
+
+
+def cut_power(runtime: Runtime, container: Container) -> None:
+    """Ends it at once, and waits until it is gone."""
+    runtime.run("kill", container.name)
+    runtime.run("wait", container.name, check=False)
+
+
 def command_reboot(options: argparse.Namespace) -> int:
-    """Reboots a host and waits until it is up again; --hard cuts its power first."""
+    """Reboots a host and waits until it is up again; --hard cuts its power first. Boots one that is off."""
     fleet = Fleet(check_fleet_name(options.name))
     runtime = find_runtime()
     container = find_host(runtime, fleet, options.host)
@@ -1558,8 +1576,7 @@ def command_reboot(options: argparse.Namespace) -> int:
     with locked(f"fleet-{fleet.name}", f"another process works on the fleet {fleet.name}"):
         if container.running:
             if options.hard:
-                runtime.run("kill", container.name)
-                runtime.run("wait", container.name, check=False)
+                cut_power(runtime, container)
             else:
                 runtime.run("stop", f"--time={options.timeout}", container.name)
         runtime.run("start", container.name)
@@ -1774,7 +1791,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("host", metavar="HOST")
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 
-    command = add("reboot", command_reboot, "reboot a host and wait until it is up")
+    command = add("off", command_off, "cut a host's power")
+    command.add_argument("host", metavar="HOST")
+
+    command = add("reboot", command_reboot, "reboot a host and wait until it is up; also one that is off")
     command.add_argument("host", metavar="HOST")
     command.add_argument("--hard", action="store_true", help="as if the power was cut, instead of a clean shutdown")
     command.add_argument("--timeout", type=int, default=60, help="seconds for the clean shutdown (default 60)")

@@ -6,6 +6,7 @@ controller, from which hosts install without a route out.
     python rehearsal/wheels.py rehearsal 0.5.11    the rehearsal engine that stands in for this release
     python rehearsal/wheels.py cuda 0.5.20         a release for GPUs, about 6 GB
     python rehearsal/wheels.py hf-client           the Hugging Face client of role model_weights
+    python rehearsal/wheels.py sglang-router       SGLang's router, of role sglang_router
     python rehearsal/wheels.py lock cuda 0.5.20    remake a lock file (needs an index, not the wheels)
 
 The last line of standard output is the wheelhouse's path; progress goes to standard error. A wheelhouse that is
@@ -56,7 +57,7 @@ MARK = ".complete"
 GLIBC_MINOR = 34
 CPU_RELEASE = "0.5.23"
 # Sets without an engine: one lock for every Python that a host may have.
-ANY_PYTHON = ("hf-client", "pip")
+ANY_PYTHON = ("hf-client", "sglang-router", "pip")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # Zip files cannot be older than 1980; any fixed day makes the same source give the same wheel, and so the same lock.
 SOURCE_DATE_EPOCH = "1577836800"
@@ -454,8 +455,8 @@ def write_lock(kind: str, release: str, pythons: Sequence[str]) -> Path:
 
 def wheelhouse(kind: str, release: str, python: str) -> Wheelhouse:
     """The wheelhouse that a subcommand asks for."""
-    if kind == "hf-client":
-        return Wheelhouse("hf-client", LOCKS / lock_name(kind, "", ""), PYTHONS)
+    if kind in ("hf-client", "sglang-router"):
+        return Wheelhouse(kind, LOCKS / lock_name(kind, "", ""), PYTHONS)
     if kind == "rehearsal":
         # The engine is pure Python without dependencies; what is locked is pip, which installs it.
         return Wheelhouse(
@@ -472,8 +473,8 @@ def wheelhouse(kind: str, release: str, python: str) -> Wheelhouse:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    commands = result.add_subparsers(dest="command", required=True, metavar="{cpu,cuda,rehearsal,hf-client,lock}")
-    for name in ("cpu", "cuda", "rehearsal", "hf-client", "lock"):
+    commands = result.add_subparsers(dest="command", required=True, metavar="{cpu,cuda,rehearsal,hf-client,sglang-router,lock}")
+    for name in ("cpu", "cuda", "rehearsal", "hf-client", "sglang-router", "lock"):
         command = commands.add_parser(name)
         if name == "lock":
             command.add_argument("kind", choices=["cpu", "cuda", *ANY_PYTHON])

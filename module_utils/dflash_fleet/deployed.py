@@ -42,6 +42,7 @@ BELOW_ROOT = (
     "*/credentials/*",
     "*/releases/*",
     "*/releases/*/*",
+    "*/state/trial.json",
     "venvs/*",
     "venvs/*/.complete",
     "venvs/*/bin/python",

@@ -284,6 +284,59 @@ def show_units(names: Iterable[str] = ()) -> tuple[list[dict[str, Any]], str | N
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# What kernels are compiled with at run time
+
+
+def build_tools(root: str = "/") -> dict[str, Any]:
+    """Compilers as a unit's PATH has them, and the minor versions of Python whose headers are there."""
+
+    def program(name: str) -> str | None:
+        places = (os.path.join(root, folder, name) for folder in ("usr/local/bin", "usr/bin", "bin"))
+        return next((place for place in places if os.access(place, os.X_OK)), None)
+
+    headers = glob.glob(os.path.join(root, "usr/include/python3.*/Python.h"))
+    return {
+        "cc": program("gcc") or program("cc"),
+        "cxx": program("g++") or program("c++"),
+        "ninja": program("ninja"),
+        "python_headers": sorted(Path(path).parent.name[len("python") :] for path in headers),
+    }
+
+
+def cuda_toolkits(homes: Iterable[str] = (), root: str = "/") -> list[dict[str, Any]]:
+    """CUDA toolkits of the host, in the order in which an engine would take them: named ones, /usr/local/cuda, nvcc on
+    the PATH, and those that it would not find by itself. `missing` names what of a toolkit is not there.
+    """
+    places: dict[str, str] = dict.fromkeys(homes, "CUDA_HOME")
+    places.setdefault(os.path.join(root, "usr/local/cuda"), "/usr/local/cuda")
+    for folder in ("usr/local", "usr"):
+        if os.access(os.path.join(root, folder, "bin/nvcc"), os.X_OK):
+            places.setdefault(os.path.join(root, folder), "PATH")
+    for path in sorted(glob.glob(os.path.join(root, "usr/local/cuda-[0-9]*")), key=_numbers, reverse=True):
+        places.setdefault(path, "/usr/local/cuda-*")
+    found, seen = [], set()
+    for home, source in places.items():
+        real = os.path.realpath(home)
+        if source != "CUDA_HOME" and (real in seen or not os.path.isdir(home)):
+            continue
+        seen.add(real)
+        nvcc = os.path.join(home, "bin/nvcc")
+        missing = [] if os.access(nvcc, os.X_OK) else ["bin/nvcc"]
+        missing += [] if os.path.exists(os.path.join(home, "include/cuda_runtime.h")) else ["include/cuda_runtime.h"]
+        version = None
+        if "bin/nvcc" not in missing:
+            _status, out, _ = run([nvcc, "--version"], SYSTEMCTL_TIMEOUT)
+            match = re.search(r"\brelease (\d+\.\d+)", out)
+            version = match.group(1) if match else None
+        found.append({"home": home, "source": source, "version": version, "missing": missing})
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", text)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Listeners
 
 
@@ -789,6 +842,7 @@ def probe(
     ports: Sequence[int] = (),
     paths: Sequence[str] = (),
     progress: bool = False,
+    live: bool = False,
     proc: str = "/proc",
 ) -> dict[str, Any]:
     """Everything `sglang_state` returns as `state`."""
@@ -800,6 +854,11 @@ def probe(
         begun = statefiles.main_unit(instance) if progress and instance["condition"] == "starting" else None
         if begun and begun["invocation_id"]:
             instance["progress"] = start_progress(begun["name"], begun["invocation_id"], instance["release"] or {})
+        release = instance["release"] or {}
+        if live and instance["serving"] and release.get("port"):
+            from . import metrics  # only a probe that asks for it pays for HTTP
+
+            instance["live"] = metrics.ask(str(release.get("host") or "127.0.0.1"), int(release["port"]))
     return {
         "schema": statefiles.SCHEMA,
         "root": str(layout.root),
@@ -833,6 +892,7 @@ def gpu_host_facts(
     *,
     ports: Sequence[int] = (),
     paths: Sequence[str] = (),
+    cuda_homes: Sequence[str] = (),
     proc: str = "/proc",
     sys_root: str = "/sys",
 ) -> dict[str, Any]:
@@ -849,6 +909,8 @@ def gpu_host_facts(
         "systemd": systemd(),
         "listeners": listeners(ports, proc=proc),
         "open_engines": open_engines(proc),
+        "build_tools": build_tools(),
+        "cuda_toolkits": cuda_toolkits(cuda_homes),
         "instances": statefiles.list_instances(layout),
         "models": statefiles.read_models(layout),
         "venvs": statefiles.read_venvs(layout),

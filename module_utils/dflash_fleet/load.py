@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import ssl
 import sys
 import time
@@ -22,7 +23,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 SCHEMA = 1
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+# `generate` is SGLang's own: its events carry the count of tokens so far, and the last one the accept length.
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}
+# In each event of `generate`, and of others where a server counts as it goes. Within a text the quotes are escaped.
+COUNTED = re.compile(rb'"completion_tokens": ?(\d+)')
 # Different reasons of failures that a result keeps, with their counts.
 REASONS = 20
 
@@ -70,6 +74,8 @@ def find(value: Any, key: str) -> Any:
 
 def says_something(event: dict[str, Any]) -> bool:
     """Whether an event carries generated text; a chat's first one only names the role."""
+    if event.get("text"):
+        return True
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
         if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"):
@@ -85,7 +91,8 @@ class Stream:
         self._last: list[bytes] = []
         self.first: float | None = None
         self.last: float | None = None
-        self.gaps: list[float] = []
+        self.gaps: list[float] = []  # one a token where the server counts as it goes, else one an event
+        self._counted = 0
         self.done = False
 
     def feed(self, content: bytes, now: float) -> None:
@@ -102,22 +109,35 @@ class Stream:
             if data.startswith(b'{"error"'):
                 raise Broken(f"error in the stream: {data[:200].decode(errors='replace')}")
             self._last = [*self._last[-2:], data]
+            counts = COUNTED.findall(data)
+            counted = int(counts[-1]) if counts else 0
             if self.first is None:
                 if says_something(json.loads(data)):
                     self.first = self.last = now
+                    self._counted = counted
             elif b'"choices":[]' not in data and b'"choices": []' not in data:
-                self.gaps.append(now - (self.last or now))
-                self.last = now
+                self._token(now, counted)
+
+    def _token(self, now: float, counted: int) -> None:
+        """An event with text: the time since the one before, shared by its tokens."""
+        new = counted - self._counted if counted else 1
+        if new < 1:
+            return  # the end, said without another token
+        self._counted = counted
+        gap = now - (self.last or now)
+        self.gaps += [gap / new] * new
+        self.last = now
 
     def figures(self) -> dict[str, Any]:
         """What the last events say of the whole request."""
         found: dict[str, Any] = {"tokens": None, "prompt_tokens": None, "accept_length": None, "finish": None}
         for data in self._last:
             event = json.loads(data)
-            usage = event.get("usage") or {}
+            usage = event.get("usage") or event.get("meta_info") or {}
             found["tokens"] = usage.get("completion_tokens", found["tokens"])
             found["prompt_tokens"] = usage.get("prompt_tokens", found["prompt_tokens"])
-            found["finish"] = find(event, "finish_reason") or found["finish"]
+            finish = find(event, "finish_reason") or found["finish"]
+            found["finish"] = finish.get("type") if isinstance(finish, dict) else finish
             found["accept_length"] = find(event, "spec_accept_length") or found["accept_length"]
         return found
 
@@ -135,6 +155,8 @@ class Load:
         seconds: float | None = None,
         requests: int | None = None,
         max_tokens: int = 64,
+        ignore_eos: bool = False,
+        temperature: float | None = None,
         timeout: float = 600,
         key: str = "",
         extra: dict[str, Any] | None = None,
@@ -150,6 +172,10 @@ class Load:
         self.model, self.prompts, self.endpoint = model, prompts, endpoint
         self.concurrency, self.seconds, self.requests = concurrency, seconds, requests
         self.max_tokens, self.timeout, self.key, self.extra = max_tokens, timeout, key, extra or {}
+        # Fixed lengths go on after the model's own end; neither is said where it is the server's default.
+        self.sampling: dict[str, Any] = {**({"ignore_eos": True} if ignore_eos else {})}
+        if temperature is not None:
+            self.sampling["temperature"] = temperature
         self.started_count = 0
         self.results: list[dict[str, Any]] = []
         self.gaps: list[float] = []
@@ -157,11 +183,14 @@ class Load:
 
     def message(self, number: int) -> bytes:
         prompt = self.prompts[number % len(self.prompts)]
-        body: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        body.update(
-            {"messages": [{"role": "user", "content": prompt}]} if self.endpoint == "chat" else {"prompt": prompt}
-        )
+        body: dict[str, Any] = {"stream": True}
+        if self.endpoint == "generate":
+            body.update(text=prompt, sampling_params={"max_new_tokens": self.max_tokens, **self.sampling})
+        else:
+            body.update(model=self.model, max_tokens=self.max_tokens, **self.sampling)
+            body["stream_options"] = {"include_usage": True}
+            chat = self.endpoint == "chat"
+            body.update({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt})
         body.update(self.extra)
         content = json.dumps(body).encode()
         name = f"[{self.host}]" if ":" in self.host else self.host
@@ -255,6 +284,7 @@ class Load:
         outcomes = Counter(record["outcome"] for record in self.results)
         tokens = sum(record["tokens"] or 0 for record in ok)
         accepts = [float(record["accept_length"]) for record in ok if record["accept_length"] is not None]
+        rates = [record["tokens"] / record["e2e"] for record in ok if record["tokens"] and record["e2e"]]
         reasons = Counter(record["reason"] for record in self.results if record["reason"])
         return {
             "schema": SCHEMA,
@@ -277,7 +307,9 @@ class Load:
             "tpot_ms": percentiles([record["tpot"] for record in ok if "tpot" in record]),
             "itl_ms": percentiles(self.gaps),
             "e2e_ms": percentiles([record["e2e"] for record in ok]),
+            "request_tps": spread(rates),
             "accept_length": round(sum(accepts) / len(accepts), 4) if accepts else None,
+            "accept_lengths": spread(accepts),
             "reasons": dict(reasons.most_common(REASONS)),
             "cpu_seconds": round(cpu, 3),
         }
@@ -305,16 +337,30 @@ class Timeout:
             raise Expired
 
 
+def nearest_rank(ordered: list[float], percent: int) -> float:
+    """The smallest value that so many percent do not exceed."""
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+
 def percentiles(seconds: list[float]) -> dict[str, float] | None:
     """Mean and nearest-rank percentiles in milliseconds; nothing from nothing."""
     if not seconds:
         return None
     ordered = sorted(seconds)
     found = {"mean": sum(ordered) / len(ordered)}
-    for percent in (50, 90, 99):
-        found[f"p{percent}"] = ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+    found.update({f"p{percent}": nearest_rank(ordered, percent) for percent in (50, 90, 99)})
     found["max"] = ordered[-1]
     return {name: round(value * 1000, 3) for name, value in found.items()}
+
+
+def spread(values: list[float]) -> dict[str, float] | None:
+    """Of figures of which little is bad: mean, median, and the lower end; nothing from nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    found = {"mean": sum(ordered) / len(ordered), "min": ordered[0]}
+    found.update({f"p{percent}": nearest_rank(ordered, percent) for percent in (10, 50, 90)})
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -327,6 +373,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     length.add_argument("--seconds", type=float, help="start requests for so long, then let them end")
     length.add_argument("--requests", type=int, help="make so many requests")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--ignore-eos", action="store_true", help="exactly --max-tokens tokens in each answer")
+    parser.add_argument("--temperature", type=float)
     parser.add_argument("--prompts", help="file with a prompt on each line")
     parser.add_argument("--timeout", type=float, default=600, help="seconds until a request counts as lost")
     parser.add_argument("--key-file", help="file with the API key; DFLASH_FLEET_API_KEY is asked without one")
@@ -354,6 +402,8 @@ def main(words: list[str] | None = None) -> int:
         seconds=options.seconds,
         requests=options.requests,
         max_tokens=options.max_tokens,
+        ignore_eos=options.ignore_eos,
+        temperature=options.temperature,
         timeout=options.timeout,
         key=key,
         extra=options.extra,

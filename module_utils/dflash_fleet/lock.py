@@ -1,9 +1,10 @@
 """Who works on a host: one file that keeps two rollouts apart and says who holds the host since when.
 
 The file `state/rollout.json` below the root is a JSON object:
-{schema, id, user, controller, pid, started, since}. `id` names the rollout, `pid` and `started` the process on the
-controller (its start in the words of `ps -o lstart=`), so that this controller can tell a dead rollout from a living
-one; `since` is ISO 8601 UTC. The file outlives a reboot of the host, as the rollout does.
+{schema, id, user, controller, pid, started, since, continues}. `id` names the rollout, `pid` and `started` the process
+on the controller (its start in the words of `ps -o lstart=`), so that this controller can tell a dead rollout from a
+living one; `since` is ISO 8601 UTC; `continues` names the dead rollouts that it took the host over from, newest first.
+The file outlives a reboot of the host, as the rollout does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import state
+
+# Names of dead rollouts that a lock remembers; their reports become one.
+KEPT = 10
 
 
 def holder(layout: state.Layout) -> dict[str, Any] | None:
@@ -51,7 +55,9 @@ def take(layout: state.Layout, mine: Mapping[str, Any], takeover: str = "") -> d
         if blocks(found, mine, takeover):
             return found
         if found is None or found.get("id") != mine["id"]:
-            state.write_state(layout.rollout_lock(), {**mine, "since": state.now_utc()}, mode=0o644)
+            dead = [found["id"], *(found.get("continues") or [])][:KEPT] if found else []
+            record = {**mine, "since": state.now_utc(), "continues": dead}
+            state.write_state(layout.rollout_lock(), record, mode=0o644)
         # From here on the host need not be what the last deployment left behind.
         layout.deployed().unlink(missing_ok=True)
         return None

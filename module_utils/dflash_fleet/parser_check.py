@@ -14,12 +14,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import profile_checks, venvs
+from . import profile_checks, profile_table, release_options, releases, venvs
 
 #: Seconds for the import of the engine, slow disks included (3 to 15 on a CPU).
 LIMIT = 300
 
 MARK = "dflash-fleet-parser "
+
+# An option as a parser names it, or the field of one as a resolution does.
+_NAMED = re.compile(r"--([a-z0-9][a-z0-9-]*)|\b([a-z]+(?:_[a-z0-9]+)+)\b")
 
 # Runs inside the environment. Answers with one marked line, whatever else the engine prints.
 PROGRAM = r"""
@@ -124,30 +127,33 @@ def verdict(stdout: str, stderr: str, status: int) -> str:
     return f"its parser ended with status {status}: {said[-1] if said else 'no output'}"
 
 
-def variable_for(message: str) -> str:
-    """The inventory's variable behind the option that a parser names, or nothing.
+def variable_for(message: str, arguments: Sequence[str] = ()) -> str:
+    """The inventory's variable behind the option that a parser or a resolution names, or nothing.
 
-    An option that no variable stands for was given as an extra argument, or by an own profile.
+    Of several the one decides that the command line holds: what an option is compared with stands in the message too.
+    A parser names options, a resolution also their fields (tp_size). An option that no variable stands for was given as
+    an extra argument, or by an own profile.
     """
-    for name in re.findall(r"--([a-z0-9][a-z0-9-]*)", message):
-        variable = profile_checks.OWNED.get(name)
-        if variable:
-            return variable
-        if name == "speculative-num-draft-tokens":
-            return "sglang_drafter_block_size"
-    if "--" in message:
-        return "sglang_extra_args (or the options of a profile in sglang_profiles)"
-    # A resolution names fields, not options: dp_size, speculative_algorithm.
-    for field in re.findall(r"\b([a-z]+(?:_[a-z]+)+)\b", message):
-        variable = profile_checks.OWNED.get(field.replace("_", "-"))
-        if variable:
-            return variable
-    return ""
+    given = [word[2:].split("=")[0] for word in arguments if word.startswith("--")]
+    named = [option or field.replace("_", "-") for option, field in _NAMED.findall(message)]
+    named = [name for name in named if name in release_options.OPTIONS or name in profile_checks.OWNED]
+    if not named:
+        return profile_checks.FREE if "--" in message else ""
+    option = next((name for name in named if any(releases.same_setting(name, other) for other in given)), named[0])
+    return profile_checks.owner_of(option, _drafter(arguments)) or profile_checks.FREE
 
 
-def refusal(message: str, engine: Mapping[str, Any]) -> str:
+def _drafter(arguments: Sequence[str]) -> str:
+    """Which drafter a command line asks for."""
+    words = list(arguments)
+    algorithm = words[words.index("--speculative-algorithm") + 1] if "--speculative-algorithm" in words else "DFLASH"
+    rows = profile_table.DRAFTERS.items()
+    return next((name for name, row in rows if row["algorithm"] == algorithm), "none")
+
+
+def refusal(message: str, engine: Mapping[str, Any], arguments: Sequence[str] = ()) -> str:
     """What a person reads: who refuses, what to correct, and that nothing happened to what runs."""
-    variable = variable_for(message)
+    variable = variable_for(message, arguments)
     first = f"{variable}: " if variable else ""
     name = f"SGLang {engine.get('version')}" + (
         "" if engine.get("build") in (None, "cuda") else f" ({engine.get('build')})"

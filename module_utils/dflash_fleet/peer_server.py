@@ -73,6 +73,7 @@ class Shelf:
         self._listing: dict[str, dict[str, Any]] | None = None
         self._verified: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[int, int, int]] = {}
+        self._lock = threading.Lock()  # what one thread saw first, another must not find missing
 
     def listing(self) -> dict[str, dict[str, Any]] | None:
         """{path: size and hashes} of all files of the revision, None while this host does not know them."""
@@ -105,8 +106,9 @@ class Shelf:
 
     def open(self, path: str) -> int | None:
         """A descriptor of a file that was verified and is as it was then, None while there is none."""
-        self._look()
-        record = self._verified.get(path)
+        with self._lock:
+            self._look()
+            record = self._verified.get(path)
         if record is None:
             return None
         # The stage becomes the folder by a rename, at any time.

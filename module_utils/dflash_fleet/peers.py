@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import secrets
@@ -161,6 +162,10 @@ class Sources:
     workers: int = 2
     hub: bool = True
 
+    def fingerprint(self) -> str:
+        """The same for runs that go to the same sources with the same token, which it does not tell."""
+        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()
+
 
 @contextlib.contextmanager
 def serve_mirror(folder: str, request: snapshot.Request) -> Iterator[tuple[str, str]]:
@@ -203,6 +208,7 @@ def ensure(
     given: Sources,
     check: bool = False,
     warn: Callable[[str], None] = lambda _text: None,
+    progress: snapshot.Progress | None = None,
 ) -> dict[str, Any]:
     """snapshot.ensure from the first source that has it all; what one has brought stays for the next.
 
@@ -210,7 +216,7 @@ def ensure(
     """
     if check:
         # Nothing is passed on in check mode. Without the hub, the host alone is looked at.
-        return snapshot.ensure(request if given.hub else dataclasses.replace(request, python=""), True, warn)
+        return snapshot.ensure(request if given.hub else dataclasses.replace(request, python=""), True, warn, progress)
     request.validate()
     near = [*([given.mirror] if given.mirror else []), *given.peers]
     names = {**request.names, "endpoint": request.name("peers"), "token": request.name("peer_token")}
@@ -225,11 +231,11 @@ def ensure(
                 nearby = dataclasses.replace(
                     request, endpoint=address, token=token, workers=workers, attempts=1, xet=False, names=names
                 )
-                return {**snapshot.ensure(nearby, False, warn), "source": source}
+                return {**snapshot.ensure(nearby, False, warn, progress), "source": source}
         except snapshot.SnapshotError as error:
             last = number + 1 == len(near)
             if error.kind in OWN_FAULTS or (last and not given.hub):
                 raise
             then = request.hub if last else near[number + 1]
             warn(f"{source} did not bring {request.repo}, going on with {then}: {error}")
-    return {**snapshot.ensure(request, False, warn), "source": request.hub}
+    return {**snapshot.ensure(request, False, warn, progress), "source": request.hub}

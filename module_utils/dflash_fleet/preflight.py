@@ -29,6 +29,9 @@ MIN_PYTHON = (
     ("cpu", "0", "3.10"),
     ("cuda", "0", "3.10"),
 )
+# First toolkits whose nvcc knows an architecture (CUDA's release notes), and the oldest for SGLang's kernels.
+NVCC_FOR = (("sm_103", "12.9"), ("sm_121", "12.9"), ("sm_10", "12.8"), ("sm_12", "12.8"))
+MIN_TOOLKIT = "12.3"
 # Files of a virtual environment: torch alone installs about 20,000.
 VENV_FILES = {"cuda": 100_000, "cpu": 50_000, "rehearsal": 2_000}
 # SGLang keeps snapshots in /dev/shm and NCCL its channels.
@@ -51,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "min_driver": MIN_DRIVER,
     "min_cuda": MIN_CUDA,
     "min_python": "",
+    "python_headers": "",
     "foreign_memory_mib": 512,
     # The driver is about to be installed: what it will mend is no reason to stop.
     "driver_pending": False,
@@ -58,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
 
 # Checks that installing the driver (and the reboot after it) mends.
 DRIVER_CHECKS = ("driver", "nvidia-smi", "nouveau", "cuda", "kernel module", "module version", "persistence")
+OPEN_ENGINE = "open engine"
 PENDING = "the driver is about to be installed (gpu_host_driver_install)"
 
 
@@ -99,6 +104,7 @@ def check_host(facts: Mapping[str, Any], requirements: Mapping[str, Any]) -> lis
     rows.extend(check_open_engines(facts.get("open_engines") or []))
     if "cuda" in builds:
         rows.extend(check_gpus(facts, wanted))
+        rows.extend(check_toolchain(facts, wanted))
     if wanted["driver_pending"]:
         rows = [
             {**entry, "status": "warn", "remedy": PENDING}
@@ -315,7 +321,7 @@ def check_open_engines(engines: Iterable[Mapping[str, Any]]) -> list[dict[str, s
     """Engines that anyone on the network may use: they answered on an address of the host, and asked for no key."""
     return [
         row(
-            f"open engine {engine['port']}",
+            f"{OPEN_ENGINE} {engine['port']}",
             "warn",
             f"{engine['address']} answers without a key ({engine.get('unit') or engine.get('command')})",
             "a key, or loopback",
@@ -562,12 +568,99 @@ def shm_row(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# What kernels are compiled with at run time
+
+
+def cuda_homes(instances: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """{instance: CUDA_HOME} where an instance's environment names one; SGLang reads CUDA_PATH as well."""
+    found = {}
+    for instance in instances:
+        environment = instance.get("environment") or {}
+        home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+        if home:
+            found[str(instance["instance"])] = str(home)
+    return found
+
+
+def check_toolchain(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Compilers, headers and the CUDA toolkit: without them an engine dies when it first meets a kernel to compile."""
+    tools = facts.get("build_tools") or {}
+    missing = [name for name, key in (("gcc", "cc"), ("g++", "cxx")) if not tools.get(key)]
+    python = str(wanted["python_headers"])
+    if python and python not in (tools.get("python_headers") or []):
+        missing.append(f"Python.h of {python}")
+    rows = [
+        row(
+            "compilers",
+            "warn" if missing else "pass",
+            f"no {', no '.join(missing)}" if missing else f"{tools['cc']}, {tools['cxx']}",
+            "gcc, g++, Python headers",
+            "role sglang_venv installs them with apt (sglang_venv_packages); install them beforehand where no package "
+            "mirror answers",
+        )
+    ]
+    architecture = str(facts.get("gpu_architecture") or "")
+    toolkits = {entry["home"]: entry for entry in facts.get("cuda_toolkits") or []}
+    for instance in wanted["instances"]:
+        if str((instance.get("engine") or {}).get("build", "cuda")) == "cuda":
+            rows.append(toolkit_row(instance, toolkits, facts.get("venvs") or {}, architecture))
+    return rows
+
+
+def toolkit_row(
+    instance: Mapping[str, Any],
+    toolkits: Mapping[str, Mapping[str, Any]],
+    venvs: Mapping[str, Mapping[str, Any]],
+    architecture: str,
+) -> dict[str, str]:
+    """Which toolkit this instance's engine compiles with, as the engine looks for it."""
+    name = str(instance["instance"])
+    check = "CUDA toolkit" if name == "main" else f"CUDA toolkit ({name})"
+    least = next((version for prefix, version in NVCC_FOR if architecture.startswith(prefix)), MIN_TOOLKIT)
+    wanted = f">= {least}" + (f" for {architecture}" if architecture else "")
+    named = cuda_homes([instance]).get(name)
+    if named:
+        found = toolkits.get(named) or {"missing": ["bin/nvcc"], "version": None}
+        correct = "correct CUDA_HOME in sglang_environment, or leave it out: the environment brings a toolkit"
+        if found["missing"]:
+            text = f"CUDA_HOME is {named}, which has no {', no '.join(found['missing'])}"
+            return row(check, "fail", text, wanted, correct)
+        text = f"{found['version'] or 'unknown version'} in {named} (CUDA_HOME)"
+        return row(check, "pass" if at_least(found["version"], least) else "fail", text, wanted, correct)
+    release = str((instance.get("engine") or {}).get("version") or "")
+    installed = [
+        venv for venv in venvs.values()
+        if venv.get("complete") and venv.get("build") == "cuda" and str(venv.get("version")).split("+")[0] == release
+    ]
+    if not installed or any(venv.get("cuda_toolkit") for venv in installed):
+        text = next((str(venv["cuda_toolkit"]) for venv in installed if venv.get("cuda_toolkit")), "to come")
+        return row(check, "pass", f"{text}, with the environment", wanted)
+    # An environment of one's own wheels: what the unit's PATH finds.
+    usable = [entry for entry in toolkits.values() if not entry["missing"] and at_least(entry["version"], least)]
+    for entry in usable:
+        if entry["source"] in ("/usr/local/cuda", "PATH"):
+            return row(check, "pass", f"{entry['version']} in {entry['home']}", wanted)
+    if usable:
+        home = usable[0]["home"]
+        text = f"{usable[0]['version']} in {home}, where the engine does not look"
+        return row(check, "warn", text, wanted, f"set sglang_environment: {{CUDA_HOME: {home}}}")
+    text = ", ".join(f"{entry['version'] or 'incomplete'} in {entry['home']}" for entry in toolkits.values()) or "none"
+    remedy = "lock nvidia-cuda-nvcc too, or install a toolkit and name it in sglang_environment (CUDA_HOME)"
+    return row(check, "warn", text, wanted, remedy)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Text
 
 
 def pending(rows: Iterable[Mapping[str, str]]) -> list[str]:
     """The checks that wait for the driver."""
     return [entry["check"] for entry in rows if entry["remedy"] == PENDING]
+
+
+def open_engines(rows: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """The engines among the rows that anyone on the network may use."""
+    return [entry for entry in rows if entry["check"].startswith(OPEN_ENGINE)]
 
 
 def failing(rows: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:

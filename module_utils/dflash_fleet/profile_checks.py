@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Union
 
-from . import profile_table, releases
+from . import profile_table, releases, state
 
 Value = Union[None, str, list[str]]
 
@@ -82,7 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "node_rank": 0,
     "dist_init_addr": "",
     "gpu_architecture": "",
-    "measured_profile": "",
+    "measured": "",  # of `profile: auto`: what the benchmark says, or why it says nothing
     "root": DEFAULT_ROOT,
     "overrides": {},
     "errors": [],
@@ -133,6 +133,9 @@ OWNED: dict[str, str] = {
     "api-key": "sglang_api_key",
 }
 
+#: Where an option comes from that no variable stands for.
+FREE = "sglang_extra_args (or the options of a profile in sglang_profiles)"
+
 #: Options that no inventory may set, with the reason.
 _FORBIDDEN = {
     "config": "the engine's arguments stand in the unit; its one configuration file is written by the supervisor",
@@ -149,8 +152,6 @@ _OWNED_ENVIRONMENT = {
     "SGLANG_LOGGING_CONFIG_PATH": "the supervisor sets it, to keep keys out of the journal",
 }
 
-#: Directories beside the instances' own under sglang_root.
-_RESERVED = ("venvs", "models", "cache", "home")
 _INSTANCE = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?$")
 _PROFILE = re.compile(r"^[a-z0-9][a-z0-9_]{0,30}$")
 _REPOSITORY = re.compile(r"^(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*$")
@@ -185,6 +186,13 @@ def key_of(variable: str) -> str | None:
             return key
     key = variable[len("sglang_") :] if variable.startswith("sglang_") else ""
     return key if key in DEFAULTS and key not in _VARIABLES else None
+
+
+def owner_of(option: str, drafter: str) -> str | None:
+    """The variable that stands for an option, or None; of EAGLE3 the number of tokens is only a default."""
+    if option == "speculative-num-draft-tokens" and drafter == "dflash":
+        return "sglang_drafter_block_size"
+    return OWNED.get(option)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -245,7 +253,7 @@ def check_words(request: Mapping[str, Any], problems: Problems) -> None:
             f"instance name {request['instance']!r} does not fit a unit's name: write 1 to 32 of a-z, 0-9 and -, "
             "no - at either end",
         )
-    elif request["instance"] in _RESERVED:
+    elif request["instance"] in state.RESERVED:
         problems.add("sglang_instances", f"an instance may not be called {request['instance']}; write e.g. main")
     for key, words in (("build", BUILDS), ("drafter", DRAFTERS), ("known_issues", KNOWN_ISSUES)):
         if request[key] not in words:
@@ -408,8 +416,12 @@ def check_profile(request: Mapping[str, Any], problems: Problems) -> tuple[str, 
         problems.add("sglang_profiles", "sglang_profiles is not a mapping; write NAME: {tp: 8, ep: 2}")
     table = known_profiles(request)
     name = str(request["profile"])
+    if name == "auto" and request["build"] == "cpu":
+        name = "single"  # the only one that the cpu build has
     if name == "auto":
-        name = str(request["measured_profile"] or "") or ("single" if request["build"] == "cpu" else "tp8")
+        why = request["measured"] or "no benchmark is recorded; run playbooks/benchmark.yml, or name a profile"
+        problems.add("sglang_profile", f"sglang_profile: auto has no answer: {why}")
+        return None
     if name not in table:
         problems.add(
             "sglang_profile",
@@ -522,9 +534,7 @@ def arguments(
     dropped: list[str] = []
     for raw, value in given.items():
         name = str(raw)[2:] if str(raw).startswith("--") else str(raw)
-        owner = OWNED.get(name)
-        if name == "speculative-num-draft-tokens" and drafter == "dflash":
-            owner = "sglang_drafter_block_size"
+        owner = owner_of(name, drafter)
         if not _OPTION.match(name):
             problems.add(
                 where, f"{where}: {raw!r} is not an option's name; write it as SGLang does, e.g. kv-cache-dtype"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import known_issues, profile_table, releases
+from . import known_issues, profile_checks, profile_table, releases
 from .profile_checks import (
     BUILDS,
     CUDA_GRAPH,
@@ -303,8 +303,9 @@ def _remark(plan: _Plan, asked: Mapping[str, Any]) -> None:
     if request["build"] == "cpu" and plan.version != releases.parse_version("0.5.23"):
         warn(f"the cpu build is tried with SGLang 0.5.23 only, not with {plan.version}")
     if asked["profile"] == "auto":
-        why = "measured best on this host" if request["measured_profile"] else "no benchmark of this host is recorded"
-        warn(f"sglang_profile: auto is {plan.profile} ({why})")
+        warn(f"sglang_profile: auto is {plan.profile}, the one profile of the {request['build']} build")
+    elif request["measured"]:
+        warn(f"sglang_profile: auto is {request['measured']}")
 
 
 # --- from plan to result -------------------------------------------------------------------------------------------
@@ -373,8 +374,9 @@ def _options(plan: _Plan) -> list[tuple[str, Value]]:
     )
     if running:
         own("max-running-requests", integer(running))
-    if "max-total-tokens" in build:
-        default("max-total-tokens", build["max-total-tokens"])
+    for name, value in build.items():
+        if name not in profile_checks.OWNED:
+            default(name, None if value is True else value)
 
     for name, key in (("reasoning-parser", "reasoning_parser"), ("tool-call-parser", "tool_call_parser")):
         if not unset(request[key]):

@@ -129,6 +129,11 @@ def option_for(version: str, name: str) -> str:
     raise UnsupportedOption(name, version, available_in(name))
 
 
+def same_setting(name: str, other: str) -> bool:
+    """Whether two options, each in any release's spelling, are one setting."""
+    return _CANONICAL.get(name, name) == _CANONICAL.get(other, other)
+
+
 def takes_value(name: str) -> bool:
     """False for a bare switch (store_true and its kin) in the releases that have the option."""
     return name not in release_options.SWITCHES

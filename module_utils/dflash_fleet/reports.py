@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import own_log, remedies, state, verdict
+from . import own_log, remedies, state, textfile, verdict
 
 LIMIT = 20  # s, for all of it
 KEEP = 20  # reports of an instance
@@ -100,26 +100,23 @@ def count(known: Mapping[str, Any] | None, labels: Mapping[str, str], at: float)
     return {"schema": state.SCHEMA, "crashes": rows}
 
 
-def _label(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 def metrics(document: Mapping[str, Any]) -> str:
     """Prometheus' text format, for the textfile collector of node_exporter."""
-    lines = {"total": [], "last": []}  # type: dict[str, list[str]]
-    for row in document.get("crashes") or []:
-        labels = ",".join(f'{name}="{_label(str(value))}"' for name, value in sorted(row["labels"].items()))
-        lines["total"].append(f"dflash_fleet_engine_crashes_total{{{labels}}} {row['count']}")
-        lines["last"].append(f"dflash_fleet_engine_last_crash_timestamp_seconds{{{labels}}} {row['last']:.3f}")
-    return "\n".join(
+    rows = document.get("crashes") or []
+    return textfile.render(
         [
-            "# HELP dflash_fleet_engine_crashes_total Ends of the engine that nobody asked for, by cause and rank.",
-            "# TYPE dflash_fleet_engine_crashes_total counter",
-            *lines["total"],
-            "# HELP dflash_fleet_engine_last_crash_timestamp_seconds When that happened last.",
-            "# TYPE dflash_fleet_engine_last_crash_timestamp_seconds gauge",
-            *lines["last"],
-            "",
+            (
+                "dflash_fleet_engine_crashes_total",
+                "counter",
+                "Ends of the engine that nobody asked for, by cause and rank.",
+                [(row["labels"], int(row["count"])) for row in rows],
+            ),
+            (
+                "dflash_fleet_engine_last_crash_timestamp_seconds",
+                "gauge",
+                "When that happened last.",
+                [(row["labels"], float(row["last"])) for row in rows],
+            ),
         ]
     )
 
@@ -339,6 +336,7 @@ class Reporter:
         labels = {
             "instance_name": self.instance,
             "unit": self.unit,
+            "verdict": str(crash.get("verdict") or ""),
             "cause": str(crash.get("cause") or "unknown"),
             "rank": rank_of(crash),
         }
@@ -346,11 +344,7 @@ class Reporter:
         state.write_state(path, document)
         if not self.textfile or not os.path.isdir(self.textfile):
             return
-        handle, temporary = tempfile.mkstemp(prefix=".dflash-fleet-", dir=self.textfile)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(metrics(document))
-            os.fchmod(out.fileno(), 0o644)
-        os.replace(temporary, os.path.join(self.textfile, f"dflash-fleet-{self.instance}.prom"))
+        textfile.write(self.textfile, f"dflash-fleet-{self.instance}.prom", metrics(document))
 
     def call(self, report: dict[str, Any]) -> None:
         """POST the essentials to the instance's webhook. Its address is a secret: it may hold a token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,14 @@ def sizes(hosts: int, wanted: Sequence[Any]) -> list[int]:
     return found
 
 
+def sizes_of(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[int]:
+    """How many hosts each batch has."""
+    return sizes(len(hosts), batches(hosts, facts))
+
+
 def plan_text(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> str:
     """`12 hosts in 4 batches of 1, 1, 3, 7; a batch with a failure is the last`."""
-    found = sizes(len(hosts), batches(hosts, facts))
+    found = sizes_of(hosts, facts)
     if len(found) < 2:
         return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'} at once"
     counts = ", ".join(map(str, found))
@@ -99,6 +105,21 @@ def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
             "previous": {"instance": name, **previous} if previous else None,
         })
     return found
+
+
+def rerun(playbook: str, inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]) -> str:
+    """The command that finishes `hosts`; `arguments` are those of the run that did not."""
+    words = ["ansible-playbook", playbook]
+    for source in inventories:
+        words += ["-i", source]
+    words += ["-l", ",".join(hosts)]
+    for position, word in enumerate(arguments):
+        # Variables of the command line belong to the wish; one that may hold a secret is left to the person.
+        if word in ("-e", "--extra-vars") and position + 1 < len(arguments):
+            value = arguments[position + 1]
+            secret = any(part in value.lower() for part in ("key", "token", "password"))
+            words += ["-e", "..." if secret else value]
+    return shlex.join(words)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,10 @@ says "downloaded" over a truncated file, over a flipped bit and, at times, with 
 
 from __future__ import annotations
 
+import collections
 import errno
 import fcntl
+import functools
 import grp
 import hashlib
 import json
@@ -32,7 +34,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from . import hub_fetch
+from . import background, hub_fetch
 
 MANIFEST = ".dflash-fleet.json"
 SCHEMA = 1
@@ -48,6 +50,7 @@ INODE_MARGIN = 64
 LOCK_SECONDS = 20
 POLL_SECONDS = 0.5
 GROWTH_SECONDS = 5
+RATE_SECONDS = 30  # the rate that a person sees is that of the last so many
 
 
 class SnapshotError(Exception):
@@ -104,6 +107,12 @@ class Request:
     def hub(self) -> str:
         return self.endpoint or DEFAULT_ENDPOINT
 
+    def fingerprint(self) -> str:
+        """The same for runs that ask for the same in the same way; says nothing about the token."""
+        told = {name: value for name, value in vars(self).items() if name not in ("names", "token")}
+        text = json.dumps([told, hashlib.sha256(self.token.encode()).hexdigest()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def validate(self) -> None:
         if not REPO.fullmatch(self.repo) or "--" in self.repo:
             raise SnapshotError(
@@ -132,8 +141,64 @@ def size_text(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-def hash_file(path: str, git: bool = False) -> tuple[str, str]:
-    """(SHA-256, git blob hash or "") of a file, read once."""
+class Progress:
+    """How far a run is. What works says what it does; who wants to know looks, from another thread."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo = repo
+        self.started = time.monotonic()
+        self.lock = threading.Lock()
+        self.begin("list", 0)
+
+    def begin(self, step: str, total: int, measure: Callable[[], int] | None = None) -> None:
+        """`step` is list, fetch or verify; `measure` says how many of its bytes are done, else they are counted."""
+        with self.lock:
+            self.step, self.total, self.measure, self.counted = step, total, measure, 0
+            self.samples: collections.deque[tuple[float, int]] = collections.deque()
+
+    def count(self, size: int) -> None:
+        with self.lock:
+            self.counted += size
+
+    def look(self) -> dict[str, Any]:
+        """The state as data; `remaining` is in seconds, null where that cannot be said."""
+        with self.lock:
+            step, total, measure, done = self.step, self.total, self.measure, self.counted
+        if measure is not None:
+            done = measure()
+        done = max(0, min(done, total))
+        now = time.monotonic()
+        with self.lock:
+            self.samples.append((now, done))
+            while len(self.samples) > 2 and now - self.samples[1][0] >= RATE_SECONDS:
+                self.samples.popleft()
+            since, before = self.samples[0]
+        rate = max(0, done - before) / (now - since) if now > since else 0.0
+        return {
+            "repo": self.repo,
+            "step": step,
+            "seconds": round(now - self.started, 1),
+            "done_bytes": done,
+            "total_bytes": total,
+            "percent": done * 100 // total if total else None,
+            "bytes_per_second": round(rate),
+            "remaining": round((total - done) / rate) if rate else None,
+        }
+
+
+def progress_text(shot: dict[str, Any]) -> str:
+    """The state for a person: `org/model  31 %  190.1 GB of 610.0 GB  1.1 GB/s`."""
+    if not shot["total_bytes"]:
+        return f"{shot['repo']}  asking for the list of files"
+    parts = [shot["repo"], *(["checking"] if shot["step"] == "verify" else []), f"{shot['percent']:>2} %"]
+    parts.append(f"{size_text(shot['done_bytes'])} of {size_text(shot['total_bytes'])}")
+    if shot["bytes_per_second"]:
+        parts.append(f"{size_text(shot['bytes_per_second'])}/s")
+    return "  ".join(parts)
+
+
+def hash_file(path: str, git: bool = False, count: Callable[[int], None] | None = None) -> tuple[str, str]:
+    """(SHA-256, git blob hash or "") of a file, read once; `count` is told of the bytes as they are done."""
     sha256 = hashlib.sha256()
     with open(path, "rb", buffering=0) as stream:
         sha1 = None
@@ -142,21 +207,23 @@ def hash_file(path: str, git: bool = False) -> tuple[str, str]:
         buffer = bytearray(HASH_CHUNK)
         view = memoryview(buffer)
         while True:
-            count = stream.readinto(buffer)
-            if not count:
+            size = stream.readinto(buffer)
+            if not size:
                 break
-            sha256.update(view[:count])
+            sha256.update(view[:size])
             if sha1:
-                sha1.update(view[:count])
+                sha1.update(view[:size])
+            if count is not None:
+                count(size)
     return sha256.hexdigest(), sha1.hexdigest() if sha1 else ""
 
 
-def matches(path: str, entry: dict[str, Any]) -> str | None:
+def matches(path: str, entry: dict[str, Any], count: Callable[[int], None] | None = None) -> str | None:
     """The SHA-256 of a file that is what the hub's tree says, else None."""
     try:
         if os.lstat(path).st_size != entry["size"] or not stat_module.S_ISREG(os.lstat(path).st_mode):
             return None
-        sha256, sha1 = hash_file(path, git=not entry["sha256"])
+        sha256, sha1 = hash_file(path, git=not entry["sha256"], count=count)
     except FileNotFoundError:
         return None
     good = sha256 == entry["sha256"] if entry["sha256"] else sha1 == entry["sha1"]
@@ -308,21 +375,26 @@ def stat_check(folder: str, manifest: dict[str, Any]) -> dict[str, str]:
     return problems
 
 
-def hash_check(folder: str, files: Iterable[dict[str, Any]]) -> set[str]:
-    """Files whose SHA-256 is not the manifest's, read in parallel."""
+def all_matches(folder: str, files: Iterable[dict[str, Any]], progress: Progress) -> dict[str, str]:
+    """path -> SHA-256 of files that are what their entry (of the hub's tree or a manifest) says, read in parallel."""
+    largest_first = sorted(files, key=lambda file: -file["size"])
+    if not largest_first:
+        return {}
+    progress.begin("verify", sum(file["size"] for file in largest_first))
 
-    def bad(file: dict[str, Any]) -> str | None:
+    def look(file: dict[str, Any]) -> str | None:
         try:
-            return None if hash_file(os.path.join(folder, file["path"]))[0] == file["sha256"] else file["path"]
+            return matches(os.path.join(folder, file["path"]), file, progress.count)
         except OSError:
-            return file["path"]
+            return None  # what cannot be read is not what it should be
 
     with ThreadPoolExecutor(max_workers=hash_workers()) as pool:
-        return {path for path in pool.map(bad, files) if path is not None}
+        found = zip(largest_first, pool.map(look, largest_first))
+        return {file["path"]: sha256 for file, sha256 in found if sha256}
 
 
 def hash_workers() -> int:
-    return max(1, min(8, os.cpu_count() or 1))
+    return max(1, min(16, len(os.sched_getaffinity(0))))
 
 
 def unexpected_files(folder: str, known: Iterable[str]) -> list[str]:
@@ -393,6 +465,13 @@ def owned_paths(folder: str, files: Iterable[str]) -> list[str]:
 # The client's process
 
 
+@functools.cache
+def client_source() -> str:
+    """The text of hub_fetch.py, which Ansible sends inside an archive that goes when the module's run ends."""
+    loader: Any = hub_fetch.__loader__
+    return str(loader.get_source(hub_fetch.__name__))
+
+
 class Client:
     """The real client in the tool environment; see hub_fetch.py for what is said over the pipes."""
 
@@ -400,9 +479,8 @@ class Client:
         self.request = request
         self.folder = tempfile.mkdtemp(prefix="dflash-fleet-fetch-", dir=request.tmpdir)
         script = os.path.join(self.folder, "hub_fetch.py")
-        loader: Any = hub_fetch.__loader__
         with open(script, "w", encoding="utf-8") as stream:
-            stream.write(loader.get_source(hub_fetch.__name__))
+            stream.write(client_source())
         self.errors = open(os.path.join(self.folder, "stderr"), "w+b")  # noqa: SIM115 (lives as long as the process)
         # -I: neither PYTHON* variables nor files lying about change what runs.
         self.process = subprocess.Popen(
@@ -572,10 +650,14 @@ def explain(request: Request, event: dict[str, Any]) -> SnapshotError:
 class Snapshot:
     """One run. Nothing outside `<root>/<org>--<name>` is written."""
 
-    def __init__(self, request: Request, check: bool, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, request: Request, check: bool, warn: Callable[[str], None], progress: Progress | None = None
+    ) -> None:
         self.request = request
         self.check = check
         self.warn = warn
+        self.progress = progress or Progress(request.repo)
+        self.sound: dict[str, str] = {}  # files of the published folder that this run has read: path -> SHA-256
         self.started = time.monotonic()
         self.client: Client | None = None
         self.client_version = ""
@@ -601,6 +683,12 @@ class Snapshot:
         with Lock(request) as lock:
             return self._work(attributes, lock, manifest)
 
+    def settled(self) -> bool:
+        """Whether stat calls alone say that there is nothing to fetch and nothing to read."""
+        request = self.request
+        manifest = None if request.full else read_manifest(request.path)
+        return manifest is not None and same_selection(request, manifest) and not stat_check(request.path, manifest)
+
     # -- a folder that was published before
 
     def _check_published(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
@@ -612,7 +700,8 @@ class Snapshot:
             return None
         # Another time with the same size: read it before believing either.
         suspects = by_path if request.full else problems
-        if hash_check(folder, [by_path[p] for p in suspects]):
+        self.sound = all_matches(folder, [by_path[p] for p in suspects], self.progress)
+        if len(self.sound) < len(suspects):
             return None
         files = list(by_path)
         drift = []
@@ -752,33 +841,35 @@ class Snapshot:
         if missing:
             os.makedirs(os.path.join(request.stage, hub_fetch.PARTS), mode=request.directory_mode, exist_ok=True)
             write_json(os.path.join(request.stage, LISTING), {"schema": SCHEMA, **selection(request), "files": tree})
+            # Of the whole repository, so that a second run begins where the first one stopped.
+            before = folder_size(request.stage) - parts
+            here = sum(f["size"] for f in tree) - sum(f["size"] for f in missing)
+            total = sum(f["size"] for f in tree)
+            self.progress.begin("fetch", total, lambda: here + folder_size(request.stage) - before)
             good.update(self._download(client, missing, attributes))
             self.fetched -= parts
         client.close()
-        before = manifest["files"] if manifest else []
         if repair:
             self._mend(wanted, good, published, manifest, attributes)
         else:
             self._publish(good, attributes)
         action = "fetch" if not repair else "repair" if missing else "adopt"
-        return self._result(action, tree, before=before, verified="hash")
+        return self._result(action, tree, before=manifest["files"] if manifest else [], verified="hash")
 
     def _still_good(self, wanted: dict[str, dict[str, Any]], manifest: dict[str, Any] | None) -> dict[str, str]:
         """Files of a published folder that need not be fetched: path -> SHA-256."""
         request, folder = self.request, self.request.path
         known = {f["path"]: f for f in manifest["files"]} if manifest else {}
         problems = stat_check(folder, manifest) if manifest else {}
-        good = {}
+        good, unknown = {}, []
         for path, file in wanted.items():
             record = known.get(path)
             agrees = record and (not file["sha256"] or record["sha256"] == file["sha256"])
-            if record and agrees and path not in problems and not request.full:
+            if record and agrees and (path in self.sound or (path not in problems and not request.full)):
                 good[path] = record["sha256"]
-                continue
-            sha256 = matches(os.path.join(folder, path), file)
-            if sha256:
-                good[path] = sha256
-        return good
+            else:
+                unknown.append(file)
+        return {**good, **all_matches(folder, unknown, self.progress)}
 
     def _finished_before(self, wanted: dict[str, dict[str, Any]], have: set[str]) -> dict[str, str]:
         """Files that an earlier run finished in the stage; the rest of what it left there is removed."""
@@ -788,28 +879,30 @@ class Snapshot:
         records = read_verified(stage)
         keep = {hub_fetch.part_path(stage, p) for p in wanted if p not in have}
         keep.add(os.path.join(stage, VERIFIED))
-        good = {}
+        good, unknown, found = {}, [], []
         for base, _folders, files in os.walk(stage):
             for name in files:
                 file = os.path.join(base, name)
                 path = os.path.relpath(file, stage)
                 if file in keep:
                     continue
+                found.append(path)
                 entry = wanted.get(path)
-                sha256 = None
-                if entry is not None and path not in have:
-                    info = os.lstat(file)
-                    record = records.get(path, {})
-                    seen = (record.get("size"), record.get("mtime_ns"), record.get("ino"))
-                    same = seen == (info.st_size, info.st_mtime_ns, info.st_ino)
-                    if same and not request.full and (not entry["sha256"] or record.get("sha256") == entry["sha256"]):
-                        sha256 = record["sha256"]
-                    else:
-                        sha256 = matches(file, entry)
-                if sha256:
-                    good[path] = sha256
+                if entry is None or path in have:
+                    continue
+                info = os.lstat(file)
+                record = records.get(path, {})
+                seen = (record.get("size"), record.get("mtime_ns"), record.get("ino"))
+                same = seen == (info.st_size, info.st_mtime_ns, info.st_ino)
+                if same and not request.full and (not entry["sha256"] or record.get("sha256") == entry["sha256"]):
+                    good[path] = record["sha256"]
                 else:
-                    os.unlink(file)  # temporary files of the client, files that are wrong or not wanted any more
+                    unknown.append(entry)
+        good.update(all_matches(stage, unknown, self.progress))
+        for path in found:
+            if path not in good:
+                # temporary files of the client, files that are wrong or not wanted any more
+                os.unlink(os.path.join(stage, path))
         return good
 
     def _part_bytes(self, missing: list[dict[str, Any]]) -> int:
@@ -1026,9 +1119,14 @@ class Lock:
             os.close(self.descriptor)
 
 
-def ensure(request: Request, check: bool = False, warn: Callable[[str], None] = lambda _text: None) -> dict[str, Any]:
+def ensure(
+    request: Request,
+    check: bool = False,
+    warn: Callable[[str], None] = lambda _text: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Have `request.path` complete. Returns the module's result; raises SnapshotError."""
-    run = Snapshot(request, check, warn)
+    run = Snapshot(request, check, warn, progress)
     try:
         return run.run()
     except OSError as error:
@@ -1042,3 +1140,57 @@ def ensure(request: Request, check: bool = False, warn: Callable[[str], None] = 
         raise
     finally:
         run.close()
+
+
+def ensure_in_slices(
+    request: Request,
+    seconds: float,
+    check: bool = False,
+    warn: Callable[[str], None] = lambda _text: None,
+    fetch: Callable[..., dict[str, Any]] = ensure,
+    fetch_key: str = "",
+) -> dict[str, Any]:
+    """`fetch`, of which this run waits for `seconds` at most: {"finished": False, "progress": ...} until it is done.
+
+    What takes long goes on in a process of its own, until nobody has asked for it for some minutes. A run that comes
+    after one whose controller died goes on watching the same fetch.
+    """
+    request.validate()
+    progress = Progress(request.repo)
+
+    def begin() -> Callable[[], Any] | None:
+        if (check and not request.full) or Snapshot(request, check, warn).settled():
+            return None
+        client_source()  # the module's own files are gone when the client is started
+        return work
+
+    def work() -> dict[str, Any]:
+        warnings: list[str] = []
+        try:
+            return {"done": fetch(request, check=check, warn=warnings.append, progress=progress), "warnings": warnings}
+        except SnapshotError as error:
+            return {"error": [error.kind, str(error), error.facts], "warnings": warnings}
+
+    name = f"{request.path} {'looked at' if check else 'fetched'}"
+    try:
+        finished, answer = background.look(name, request.fingerprint() + fetch_key, seconds, begin, progress.look)
+    except background.Busy:
+        raise SnapshotError("busy", f"another run is fetching {request.repo} on this host: wait for it to end")
+    except background.Died as error:
+        raise SnapshotError(
+            "killed",
+            f"the process that fetched {request.repo} on this host was killed ({error}): run again, it goes on from"
+            " there; the host's journal may say who did it",
+        )
+    if not finished:
+        return {"finished": False, "changed": False, "path": request.path, "progress": answer}
+    if answer is None:
+        return {"finished": True, **fetch(request, check=check, warn=warn)}
+    for text in answer.get("warnings", []):
+        warn(text)
+    if "error" in answer:
+        kind, text, facts = answer["error"]
+        raise SnapshotError(kind, text, **facts)
+    if "crash" in answer:
+        raise RuntimeError(answer["crash"])
+    return {"finished": True, **answer["done"]}

@@ -167,6 +167,10 @@ class Layout:
         """Directory of the state files."""
         return self.instance(name) / "state"
 
+    def trial(self, name: str) -> Path:
+        """What ran before a switch for a while: there until it is over."""
+        return self.state(name) / "trial.json"
+
     def last_good(self, name: str) -> Path:
         """The release to return to."""
         return self.state(name) / "last_good.json"
@@ -290,7 +294,7 @@ def append_start(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
     try:
         # A power cut can have left half a line: begin on a fresh one.
         size = os.fstat(handle).st_size
-        if size and not _ends_with_newline(path, size):
+        if not ends_with_newline(path, size):
             line = "\n" + line
         os.write(handle, line.encode())
         os.fsync(handle)
@@ -298,7 +302,10 @@ def append_start(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
         os.close(handle)
 
 
-def _ends_with_newline(path: str | os.PathLike[str], size: int) -> bool:
+def ends_with_newline(path: str | os.PathLike[str], size: int) -> bool:
+    """Whether the next line can be appended as it is; so it can where there is none yet."""
+    if not size:
+        return True
     with open(path, "rb") as stream:
         stream.seek(size - 1)
         return stream.read(1) == b"\n"
@@ -458,6 +465,7 @@ def read_venvs(layout: Layout) -> dict[str, dict[str, Any]]:
             "version": version,
             "build": build,
             "python": details.get("python"),
+            "cuda_toolkit": details.get("cuda_toolkit"),
         }
     return found
 
@@ -605,6 +613,7 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
         "gate": gate,
         "last_good": read_state(layout.last_good(name)),
         "rungs": (rungs or {}).get("rungs", []),
+        "trial": read_state(layout.trial(name)),
         "last_starts": starts[-3:],
         "last_report": read_last_report(layout, name),
         "report": reports.read_last(layout.reports(name)),
@@ -661,8 +670,11 @@ def condition(instance: Mapping[str, Any]) -> dict[str, Any]:
 def previous_good(instance: Mapping[str, Any], starts: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The release to return to, {release_id, unit}: the last one that served, is not the current one and is still kept.
 
-    `starts` is the history, oldest first.
+    During a trial it is what ran before, whatever is current. `starts` is the history, oldest first.
     """
+    trial = instance.get("trial")
+    if trial and trial["release_id"] in (instance.get("releases") or []):
+        return {"release_id": trial["release_id"], "unit": trial["unit"]}
     last_good = instance.get("last_good") or {}
     served = [start for start in starts if start.get("outcome") == "ready"]
     for found in [last_good, *reversed(served)]:

@@ -5,28 +5,30 @@ Pure. Rows are data (times ISO 8601, seconds as numbers); `text` makes the scree
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import ladder, plan, preflight, state
 
 COLUMNS = (
     ("host", "host"),
-    ("engine", "engine"),
+    ("engine", "release"),
     ("instance", "instance"),
     ("profile", "profile"),
     ("state", "state"),
     ("since", "since (UTC)"),
     ("ready_in", "ready in"),
+    ("tokens_per_second", "tok/s"),
     ("accept_length", "accept"),
     ("restarts", "restarts"),
     ("last_cause", "last cause"),
+    ("drift", "drift"),
     ("note", "note"),
 )
 # Phases that every rank ends for itself.
 RANKED = ("dist_init", "weights", "kv_cache", "graph_capture")
 # Left out of the screen where no row has anything to say in them.
-OPTIONAL = ("last_cause", "note")
+OPTIONAL = ("last_cause", "drift", "note")
 
 
 def rows_of_host(host: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -44,12 +46,12 @@ def rows_of_host(host: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [row(host, state="absent", note=extra)]
     rows = [instance_row(host, name, facts) for name, facts in sorted(found["instances"].items())]
     rows[0]["note"] = "; ".join(part for part in (rows[0]["note"], extra) if part)
-    return rows
+    return [{**entry, "drift": answer.get("changes")} for entry in rows]
 
 
 def row(host: str, **values: Any) -> dict[str, Any]:
     """A row with every key; what is not known is None."""
-    return {**{key: None for key, _ in COLUMNS}, "phase": None, "unit": None, "host": host, **values}
+    return {**{key: None for key, _ in COLUMNS}, "phase": None, "unit": None, "requests": None, "host": host, **values}
 
 
 def instance_row(host: str, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +61,8 @@ def instance_row(host: str, name: str, facts: Mapping[str, Any]) -> dict[str, An
     ready = facts.get("ready") or {}
     serving = facts["condition"] in ("serving", "degraded")
     progress = facts.get("progress") or {}
+    live = (facts.get("live") or {}) if serving else {}
+    gated = ready.get("accept_length") or (ready.get("smoke") or {}).get("accept_length")
     return row(
         host,
         instance=name,
@@ -70,9 +74,9 @@ def instance_row(host: str, name: str, facts: Mapping[str, Any]) -> dict[str, An
         unit=unit["name"] if unit else None,
         since=facts.get("since"),
         ready_in=ready.get("seconds") if serving else None,
-        accept_length=(ready.get("accept_length") or (ready.get("smoke") or {}).get("accept_length"))
-        if serving
-        else None,
+        tokens_per_second=live.get("tokens_per_second"),
+        accept_length=(live.get("accept_length") or gated) if serving else None,
+        requests={key: live.get(key) for key in ("running", "queued")} if "running" in live else None,
         restarts=unit["n_restarts"] if unit else None,
         last_cause=last_cause(facts),
         note=note(facts, unit),
@@ -155,14 +159,25 @@ def screen_row(entry: Mapping[str, Any]) -> dict[str, Any]:
         if progress.get("percent") is not None:
             word += f" {round(progress['percent'])} %"
     since = str(entry["since"] or "")
-    accept = entry["accept_length"]
+    accept, speed = entry["accept_length"], entry["tokens_per_second"]
     return {
         **entry,
         "state": word,
         "since": since[:19].replace("T", " "),
         "ready_in": plan.duration(entry["ready_in"]),
+        "tokens_per_second": "" if speed is None else f"{float(speed):.0f}",
+        "drift": drift_text(entry["drift"]),
         "accept_length": "" if accept is None else f"{float(accept):.2f}",
     }
+
+
+def drift_text(changes: Sequence[str] | None) -> str:
+    """What a deployment would look at, in a few words: `none`, the one thing, or the first of several."""
+    if changes is None:
+        return ""
+    if not changes:
+        return "none"
+    return changes[0] + (f" and {len(changes) - 1} more" if len(changes) > 1 else "")
 
 
 def tally(found: Iterable[Mapping[str, Any]]) -> str:

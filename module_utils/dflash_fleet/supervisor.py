@@ -4,6 +4,7 @@
 Usage (in ExecStart=): supervisor.py [--host ADDRESS --port N --unit UNIT ...] -- PYTHON -m sglang.launch_server ...
                         supervisor.py probe OPTIONS...    the prober that it starts beside the engine
                         supervisor.py report OPTIONS...   the reporter of ExecStopPost=
+                        supervisor.py measure OPTIONS...  what the host says to Prometheus
 
 * The port is checked first: an engine that cannot bind it says so only after the whole load, and then prints its
   ready line all the same, because its warm-up asked the other server (seen in SGLang 0.5.23).
@@ -105,6 +106,11 @@ def main(arguments: list[str]) -> int:
         from dflash_fleet import reports
 
         return reports.main(arguments[1:])
+    if arguments[:1] == ["measure"]:
+        sys.path.insert(0, str(HERE))
+        from dflash_fleet import measures
+
+        return measures.main(arguments[1:])
     own, command = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     options = dict(zip(own[::2], own[1::2]))
     host, port = options.get("--host", ""), int(options.get("--port", "0"))

@@ -31,7 +31,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from . import references
+
 MARK = ".complete"
+#: Folder of an environment that is laid out as a CUDA toolkit.
+TOOLKIT = "cuda"
 SCHEMA = 1
 #: Files of an environment beyond the wheels' own bytes: compiled bytecode is about as large as its source, and 5 % is
 #: for directories, scripts and file system blocks (measured on the CPU set: 1.79 GB of files, 2.1 GB installed).
@@ -270,31 +274,6 @@ def unpack(archive: Path, target: Path) -> None:
             packed.extract(member, inside)
 
 
-def referenced(root: Path, units: Iterable[Path], proc: str = "/proc") -> set[str]:
-    """Environments that something may start from or runs in: every name that a unit, a release kept for going back, an
-    instance's state, or a running process mentions.
-
-    Texts are searched instead of read, so that a file of another version keeps what it names as well.
-    """
-    names = {path.name for path in root.iterdir() if path.is_dir()} if root.is_dir() else set()
-    layout = root.parent
-    files = [
-        *units,
-        *layout.glob("*/releases/*/*"),
-        *layout.glob("*/state/*.json"),
-        *Path(proc).glob("[0-9]*/cmdline"),
-        *Path(proc).glob("[0-9]*/maps"),
-    ]
-    used: set[str] = set()
-    for path in files:
-        try:
-            text = path.read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        used.update(name for name in names - used if name in text)
-    return used
-
-
 def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path] | None = None) -> list[str]:
     """Remove environments that nothing refers to: interrupted ones, and complete ones but for the newest `keep`.
 
@@ -302,10 +281,9 @@ def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path]
     """
     if not root.is_dir():
         return []
-    if units is None:
-        units = Path("/etc/systemd/system").glob("*.service")
     with only_one(root):
-        kept = {*protected, *referenced(root, units)}
+        names = [path.name for path in root.iterdir() if path.is_dir()]
+        kept = {*protected, *references.mentioned(names, root.parent, units)}
         marks = {
             path.name: read_mark(path)
             for path in root.iterdir()
@@ -437,6 +415,7 @@ def build(
                 **engine_of(parse_requirements(requirements), engine),
                 "python": interpreter.version,
                 "interpreter": interpreter.path,
+                "cuda_toolkit": toolkit_of(parse_requirements(requirements)),
                 "packages": len(parse_requirements(requirements)),
                 "seconds": seconds,
                 "completed_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -456,6 +435,11 @@ def engine_of(requirements: Sequence[Requirement], engine: Mapping[str, str] | N
         return {"engine": None, "version": None, "build": None}
     versions = {requirement.name: requirement.version for requirement in requirements}
     return {"engine": engine["name"], "version": versions.get(engine["name"]), "build": engine.get("build")}
+
+
+def toolkit_of(requirements: Sequence[Requirement]) -> str | None:
+    """Release of the compiler of CUDA kernels that the environment brings; None where it brings none."""
+    return next((one.version for one in requirements if one.name == "nvidia-cuda-nvcc"), None)
 
 
 def install(
@@ -492,11 +476,34 @@ def install(
     # From an index, pip obeys the host's own configuration (mirror, proxy, certificates); otherwise none of it.
     pip += [] if index else ["--isolated", "--no-index"]
     command(pip, "installing", {"PIP_ROOT_USER_ACTION": "ignore", **(network or {})})
+    link_toolkit(path)
     seconds = {"install": round(time.monotonic() - started, 1)}
     started = time.monotonic()
     compile_all(path)
     seconds["compile"] = round(time.monotonic() - started, 1)
     return seconds
+
+
+def link_toolkit(path: Path) -> Path | None:
+    """`<environment>/cuda`, laid out as callers of nvcc expect a toolkit, where the wheels bring one; None otherwise.
+
+    They take the folder above nvcc's for CUDA_HOME and link with `-L$CUDA_HOME/lib64 -lcudart`; the wheels name that
+    folder `lib`, and have only libcudart.so.13 in it.
+    """
+    found = sorted(path.glob("lib/python3*/site-packages/nvidia/cu*/bin/nvcc"))
+    if not found:
+        return None
+    brought = found[-1].parent.parent
+    home = path / TOOLKIT
+    (home / "lib64").mkdir(parents=True)
+    for name in ("bin", "include", "nvvm"):
+        (home / name).symlink_to(os.path.relpath(brought / name, home))
+    for library in sorted((brought / "lib").glob("lib*")):
+        (home / "lib64" / library.name).symlink_to(os.path.relpath(library, home / "lib64"))
+        plain = home / "lib64" / (library.name.split(".so.")[0] + ".so")
+        if ".so." in library.name and not plain.is_symlink():
+            plain.symlink_to(library.name)
+    return home
 
 
 def compile_all(path: Path) -> None:

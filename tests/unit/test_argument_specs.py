@@ -124,7 +124,7 @@ def test_resolution_knows_the_variables() -> None:
     """Every variable that the filters read exists, and every setting of a request can be set from an inventory."""
     read = set(load("sglang", "vars/main.yml")["__sglang_variables"])
     assert read <= set(defaults("sglang"))
-    internal = {"model_path", "drafter_path", "api_key_set", "api_key_error", "measured_profile", "overrides", "errors"}
+    internal = {"model_path", "drafter_path", "api_key_set", "api_key_error", "measured", "overrides", "errors"}
     for key in set(profile_checks.DEFAULTS) - internal:
         assert profile_checks.variable_of(key) in defaults("sglang"), key
 

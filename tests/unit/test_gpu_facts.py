@@ -10,6 +10,7 @@ from typing import Any
 import gpu_facts
 import pytest
 import yaml
+from ansible.module_utils.dflash_fleet import hostfacts
 from ansible.module_utils.testing import patch_module_args
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "nvidia-smi"
@@ -82,6 +83,21 @@ def test_enforced_all_failures_stand_in_one_message(call: Callable[..., dict[str
     assert "gpu_host_min_free_gb" in result["msg"]
     assert "gpu_host_min_driver" in result["msg"]
     assert "facts" not in result  # Ansible would print them all after the message
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+def test_an_open_engine_is_said_aloud_in_a_deployment(
+    call: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enforce: bool
+) -> None:
+    found = {"port": 8000, "address": "0.0.0.0", "pid": 7, "command": "vllm serve x", "unit": "old.service"}
+    said: list[str] = []
+    monkeypatch.setattr(hostfacts, "open_engines", lambda proc: [found])
+    monkeypatch.setattr(gpu_facts.AnsibleModule, "warn", lambda _module, text: said.append(text))
+    result = call(root=str(tmp_path), requirements={"build": "rehearsal", "min_free_gb": 0}, enforce=enforce)
+    text = "open engine 8000: 0.0.0.0 answers without a key (old.service): set sglang_api_key"
+    assert [line.startswith(text) for line in said] == [True] * enforce
+    if not enforce:
+        assert [row["status"] for row in result["checks"] if row["check"] == "open engine 8000"] == ["warn"]
 
 
 def test_an_instance_that_lacks_a_key(call: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -705,6 +705,182 @@ def test_inodes_run_out_before_the_first_byte(bench: Bench, tmp_path: Path) -> N
         assert not list(small.rglob("*.safetensors"))
 
 
+# -- a fetch in slices
+
+SLICES = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from dflash_fleet import background, snapshot
+background.ORPHAN = float(sys.argv[3])
+asked = json.loads(sys.stdin.read())
+warnings = []
+try:
+    answer = snapshot.ensure_in_slices(
+        snapshot.Request(**asked["request"]), float(sys.argv[2]), check=asked["check"], warn=warnings.append
+    )
+    print(json.dumps({**answer, "warnings": warnings}))
+except snapshot.SnapshotError as error:
+    print(json.dumps({"failed": error.kind, "msg": str(error)}))
+"""
+
+
+def watch(bench: Bench, seconds: float = 0.5, orphan: float = 20, check: bool = False, **changes: Any) -> Any:
+    """One slice, in a process of its own as Ansible has it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SLICES, str(ROOT / "module_utils"), str(seconds), str(orphan)],
+        input=json.dumps({"request": vars(bench.request(**changes)), "check": check}).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    return json.loads(done.stdout)
+
+
+def to_the_end(bench: Bench, **changes: Any) -> Any:
+    for _ in range(60):
+        answer = watch(bench, seconds=1, **changes)
+        if answer.get("finished", True):
+            return answer
+    raise AssertionError(answer)
+
+
+BIG = 40 << 20  # the client writes 10 MB at a time
+SLOW = {"path": "00001-of", "do": "slow", "rate": 14 << 20}
+
+
+@pytest.fixture
+def slow(bench: Bench) -> Bench:
+    """A shard that takes three seconds."""
+    data = random.Random(1).randbytes(BIG)
+    fill(bench.repos / REPO / COMMIT, {"model-00001-of-00002.safetensors": data})
+    bench.faults(SLOW)
+    return bench
+
+
+def test_slices_show_progress_and_end_in_the_result(slow: Bench) -> None:
+    seen = []
+    while True:
+        answer = watch(slow)
+        if answer["finished"]:
+            break
+        seen.append(answer["progress"])
+    assert answer["changed"]
+    assert answer["action"] == "fetch"
+    assert answer["fetched_bytes"] == answer["bytes"]
+    fetching = [shot for shot in seen if shot["step"] == "fetch"]
+    assert len(fetching) >= 2
+    assert [shot["done_bytes"] for shot in fetching] == sorted(shot["done_bytes"] for shot in fetching)
+    assert {shot["total_bytes"] for shot in fetching} == {answer["bytes"]}
+    assert 0 < fetching[-1]["percent"] <= 100
+    assert 4 << 20 < fetching[-1]["bytes_per_second"] < 40 << 20
+    assert fetching[-1]["remaining"] <= 6
+    assert os.listdir(slow.models / "org--model") == [COMMIT]
+    # One client for all slices, and nothing is left of it.
+    assert slow.hub.stats["get"] == len(FILES)
+    until(lambda: not clients(slow.tmp))
+    again = watch(slow, python="/nowhere")
+    assert (again["finished"], again["changed"]) == (True, False)
+
+
+def test_a_failure_in_a_slice_is_the_same_failure(bench: Bench) -> None:
+    (bench.repos / REPO / ".gated").touch()
+    answer = to_the_end(bench)
+    assert answer["failed"] == "gated"
+    assert "set model_weights_token" in answer["msg"]
+    assert watch(bench, revision="main")["failed"] == "revision"
+
+
+def test_nobody_watches_any_more(slow: Bench) -> None:
+    """A controller that went away for good: the fetch ends, what it has stays."""
+    slow.faults({**SLOW, "rate": 6 << 20})
+    assert not watch(slow, seconds=1.5, orphan=0.3)["finished"]
+    until(lambda: not clients(slow.tmp))
+    assert slow.stage.exists()
+    slow.faults()
+    assert to_the_end(slow)["fetched_bytes"] < BIG + sum(map(len, FILES.values()))
+
+
+def test_the_process_that_fetches_is_killed(slow: Bench) -> None:
+    slow.faults({**SLOW, "rate": 6 << 20})
+    assert not watch(slow, seconds=1.5)["finished"]
+    (client,) = clients(slow.tmp)
+    parent = int(Path(f"/proc/{client}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", SLICES, str(ROOT / "module_utils"), "30", "20"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    threading.Timer(1, os.kill, [parent, signal.SIGKILL]).start()
+    output, _ = watcher.communicate(json.dumps({"request": vars(slow.request()), "check": False}).encode())
+    assert json.loads(output)["failed"] == "killed"
+    until(lambda: not clients(slow.tmp))
+    slow.faults()
+    assert to_the_end(slow)["changed"]
+    assert slow.content()["model-00001-of-00002.safetensors"] == random.Random(1).randbytes(BIG)
+    assert os.listdir(slow.models / "org--model") == [COMMIT]
+
+
+def test_a_run_with_other_settings_takes_over(slow: Bench) -> None:
+    """Nobody follows the first one any more, so the second need not wait for it."""
+    assert not watch(slow)["finished"]
+    slow.faults()
+    answer = to_the_end(slow, workers=2)
+    assert answer["action"] == "fetch"
+    assert slow.content()["model-00001-of-00002.safetensors"] == random.Random(1).randbytes(BIG)
+
+
+def test_a_run_with_other_settings_waits_for_one_that_is_followed(slow: Bench) -> None:
+    slow.faults({**SLOW, "rate": 6 << 20})
+    code = [sys.executable, "-c", SLICES, str(ROOT / "module_utils"), "4", "20"]
+    watcher = subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert watcher.stdin is not None
+    watcher.stdin.write(json.dumps({"request": vars(slow.request()), "check": False}).encode())
+    watcher.stdin.close()
+    until(lambda: clients(slow.tmp))
+    assert watch(slow, workers=2)["failed"] == "busy"
+    watcher.wait()
+    slow.faults()
+    assert to_the_end(slow)["changed"]
+
+
+def test_full_check_in_slices(bench: Bench) -> None:
+    bench.ensure()
+    assert not to_the_end(bench, full=True)["changed"]
+    shard = bench.path / "model-00001-of-00002.safetensors"
+    before = shard.stat()
+    shard.write_bytes(b"?" * before.st_size)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert to_the_end(bench, check=True, full=True)["action"] == "repair"
+    assert to_the_end(bench, full=True)["action"] == "repair"
+    assert bench.content() == FILES
+
+
+def test_progress_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(snapshot.time, "monotonic", lambda: now[0])
+    progress = snapshot.Progress("org/model")
+    assert snapshot.progress_text(progress.look()) == "org/model  asking for the list of files"
+    done = [190_000_000_000]
+    progress.begin("fetch", 610_000_000_000, lambda: done[0])
+    assert progress.look()["remaining"] is None
+    for _ in range(60):
+        now[0] += 1
+        done[0] += 1_000_000_000
+    now[0] += 1
+    done[0] += 0
+    shot = progress.look()
+    assert shot["percent"] == 40
+    assert snapshot.progress_text(shot) == "org/model  40 %  250.0 GB of 610.0 GB  983.6 MB/s"
+    # What stands still for a while has no rate any more, and no promise.
+    for _ in range(snapshot.RATE_SECONDS + 1):
+        now[0] += 1
+        shot = progress.look()
+    assert (shot["bytes_per_second"], shot["remaining"]) == (0, None)
+    progress.begin("verify", 1000)
+    progress.count(500)
+    assert snapshot.progress_text(progress.look()) == "org/model  checking  50 %  500 B of 1.0 kB"
+
+
 # -- the module
 
 

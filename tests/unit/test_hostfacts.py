@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +271,115 @@ def test_a_process_without_a_command_line_has_its_name(tmp_path: Path) -> None:
     (tmp_path / "7" / "comm").write_text("kworker\n")
     assert hostfacts.command_of(7, str(tmp_path)) == "kworker"
     assert hostfacts.command_of(8, str(tmp_path)) is None
+
+
+def toolkit(home: Path, release: str, *missing: str) -> None:
+    """A toolkit as far as it is looked at."""
+    for name in {"bin/nvcc", "include/cuda_runtime.h"} - set(missing):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.88'\n")
+        (home / name).chmod(0o755)
+
+
+def test_toolkits_in_the_order_in_which_an_engine_takes_them(tmp_path: Path) -> None:
+    local = tmp_path / "usr/local"
+    toolkit(local / "cuda-9.2", "9.2")
+    toolkit(local / "cuda-13.0", "13.0")
+    toolkit(local / "cuda-12.8", "12.8", "include/cuda_runtime.h")
+    (local / "cuda").symlink_to("cuda-12.8")
+    toolkit(tmp_path / "usr", "11.8")
+    toolkit(tmp_path / "own", "13.1")
+    own, gone = str(tmp_path / "own"), str(tmp_path / "gone")
+    found = hostfacts.cuda_toolkits([own, gone], str(tmp_path))
+    assert [(entry["home"].removeprefix(str(tmp_path)), *list(entry.values())[1:]) for entry in found] == [
+        ("/own", "CUDA_HOME", "13.1", []),
+        ("/gone", "CUDA_HOME", None, ["bin/nvcc", "include/cuda_runtime.h"]),
+        ("/usr/local/cuda", "/usr/local/cuda", "12.8", ["include/cuda_runtime.h"]),
+        ("/usr", "PATH", "11.8", []),
+        ("/usr/local/cuda-13.0", "/usr/local/cuda-*", "13.0", []),
+        ("/usr/local/cuda-9.2", "/usr/local/cuda-*", "9.2", []),
+    ]
+    assert hostfacts.cuda_toolkits([], str(tmp_path / "own")) == []
+
+
+def test_compilers_and_the_pythons_that_have_headers(tmp_path: Path) -> None:
+    nothing = {"cc": None, "cxx": None, "ninja": None, "python_headers": []}
+    assert hostfacts.build_tools(str(tmp_path)) == nothing
+    for name in ("usr/bin/gcc", "usr/bin/c++", "usr/include/python3.11/Python.h", "usr/include/python3.12/other.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    assert hostfacts.build_tools(str(tmp_path)) == {
+        "cc": str(tmp_path / "usr/bin/gcc"), "cxx": str(tmp_path / "usr/bin/c++"), "ninja": None,
+        "python_headers": ["3.11"],
+    }  # fmt: skip
+
+
+ENGINE = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked = self.path == "/v1/models" and (not key or self.headers["Authorization"] == "Bearer " + key)
+        self.send_response(200 if asked else 401)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+key = os.environ.get("KEY")
+server = http.server.HTTPServer((sys.argv[1], 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
+    """Starts a process of its own that answers as an engine does; (pid, port)."""
+    running = []
+
+    def start(address: str, name: str = "sglang.launch_server", key: str = "") -> tuple[int, int]:
+        (tmp_path / name).write_text(ENGINE)
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / name), address],
+            env={**os.environ, "KEY": key},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stdout is not None
+        return process.pid, int(process.stdout.readline())
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "key", "open_to_all"),
+    [
+        ("0.0.0.0", "sglang.launch_server", "", True),
+        ("0.0.0.0", "sglang.launch_server", "secret", False),
+        ("127.0.0.1", "sglang.launch_server", "", False),
+        ("127.8.0.1", "sglang.launch_server", "", False),
+        ("0.0.0.0", "vllm.entrypoints", "", True),
+        # The same answers, from a program that is no engine.
+        ("0.0.0.0", "web-shop", "", False),
+    ],
+)
+def test_engines_that_anyone_may_use(
+    engine: Callable[..., tuple[int, int]], address: str, name: str, key: str, open_to_all: bool
+) -> None:
+    pid, port = engine(address, name, key)
+    found = [entry for entry in hostfacts.open_engines() if entry["port"] == port]
+    assert [(entry["pid"], entry["address"]) for entry in found] == ([(pid, address)] if open_to_all else [])
+
+
+def test_an_engine_that_does_not_answer_is_no_open_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostfacts, "ENGINE_TIMEOUT", 0.2)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        assert not hostfacts.lists_models("127.0.0.1", server.getsockname()[1])
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------

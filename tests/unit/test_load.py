@@ -147,3 +147,50 @@ def test_percentiles_of_few(values: list[float], expected: Any) -> None:
 def test_percentiles_are_nearest_rank() -> None:
     found = load.percentiles([number / 1000 for number in range(1, 101)])
     assert found == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+
+
+def generated(count: int, text: str, **more: Any) -> dict[str, Any]:
+    """An event of SGLang's own /generate: the text so far, and the count of tokens so far."""
+    meta = {"prompt_tokens": 4, "completion_tokens": count, "finish_reason": None, **more}
+    return {"text": text, "meta_info": meta}
+
+
+GENERATED = [
+    generated(1, "a"),
+    generated(4, 'ab "completion_tokens":99 cd'),
+    generated(8, "abcde", finish_reason={"type": "length", "length": 8}, spec_accept_length=3.5),
+    "[DONE]",
+]
+
+
+def test_the_engines_own_endpoint_says_tokens_and_accept_length() -> None:
+    result, asked = against(answer(GENERATED), endpoint="generate", ignore_eos=True, temperature=0, max_tokens=8)
+    assert counts(result) == (3, 0, 0), result["reasons"]
+    assert (result["output_tokens"], result["input_tokens"], result["without_usage"]) == (24, 12, 0)
+    assert result["accept_length"] == 3.5
+    assert result["accept_lengths"]["p50"] == 3.5
+    body = json.loads(asked[0].split(b"\r\n\r\n", 1)[1])
+    assert asked[0].startswith(b"POST /generate ")
+    assert body["text"] == "hello"
+    assert body["sampling_params"] == {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
+    assert "model" not in body
+
+
+def test_a_chunk_of_several_tokens_is_several_tokens_apart() -> None:
+    result, _ = against(answer(GENERATED), endpoint="generate", pause=0.06, requests=1)
+    # Gaps of 60 ms with 3 and 4 tokens in them.
+    assert 60 / 4 <= result["itl_ms"]["p50"] <= 100 / 3
+    assert 120 / 7 <= result["tpot_ms"]["p50"] <= 200 / 7
+    assert 8 / 0.6 <= result["request_tps"]["p50"] <= 8 / 0.18
+
+
+def test_fixed_lengths_are_asked_for_on_every_endpoint() -> None:
+    for endpoint in ("completions", "chat"):
+        _, asked = against(answer(WHOLE), endpoint=endpoint, ignore_eos=True, requests=1)
+        assert json.loads(asked[0].split(b"\r\n\r\n", 1)[1])["ignore_eos"] is True
+
+
+def test_the_lower_end_of_what_should_be_high() -> None:
+    found = load.spread([float(number) for number in range(1, 101)])
+    assert found == {"mean": 50.5, "min": 1.0, "p10": 10.0, "p50": 50.0, "p90": 90.0}
+    assert load.spread([]) is None

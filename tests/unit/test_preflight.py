@@ -51,6 +51,9 @@ def facts(**changes: Any) -> dict[str, Any]:
         "models": {},
         "venvs": {},
         "gpus": gpus(),
+        "gpu_architecture": "sm_120",
+        "build_tools": {"cc": "/usr/bin/gcc", "cxx": "/usr/bin/g++", "ninja": None, "python_headers": ["3.11"]},
+        "cuda_toolkits": [],
         "iommu": {"mode": "passthrough"},
         "acs": {"redirecting": [], "bridges": 9},
         **changes,
@@ -460,3 +463,83 @@ def test_the_fleet_as_markdown_escapes_its_cells() -> None:
     assert "| fail | disk | gpu-01, gpu-02 | 1 GB free | 20 GB | gpu_host_min_free_gb |" in text
     assert "## gpu-04: pass" in text
     assert "| pass | system | Debian \\| 12 | Debian or Ubuntu |" in text
+
+
+# --- what kernels are compiled with ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tools", "headers", "status", "found"),
+    [
+        ({}, "3.11", "pass", "/usr/bin/gcc, /usr/bin/g++"),
+        ({"cxx": None}, "3.11", "warn", "no g++"),
+        ({"cc": None, "cxx": None, "python_headers": []}, "3.12", "warn", "no gcc, no g++, no Python.h of 3.12"),
+        # An interpreter that is brought along has its own.
+        ({"python_headers": []}, "", "pass", "/usr/bin/gcc, /usr/bin/g++"),
+    ],
+)
+def test_compilers(tools: dict[str, Any], headers: str, status: str, found: str) -> None:
+    entry = check(facts(build_tools={**facts()["build_tools"], **tools}), python_headers=headers)["compilers"]
+    assert (entry["status"], entry["found"]) == (status, found)
+    assert ("sglang_venv_packages" in entry["remedy"]) == (status == "warn")
+
+
+def place(home: str, source: str, version: str | None, *missing: str) -> dict[str, Any]:
+    return {"home": home, "source": source, "version": version, "missing": list(missing)}
+
+
+LOCKED = {"a": {"complete": True, "build": "cuda", "version": "0.5.20", "cuda_toolkit": "13.0.88"}}
+OWN_WHEELS = {"a": {"complete": True, "build": "cuda", "version": "0.5.20", "cuda_toolkit": None}}
+LOCAL, ELSEWHERE = "/usr/local/cuda", "/usr/local/cuda-*"
+
+
+@pytest.mark.parametrize(
+    ("named", "venvs", "toolkits", "status", "found", "remedy"),
+    [
+        ("", {}, [], "pass", "to come, with the environment", ""),
+        ("", LOCKED, [place(LOCAL, LOCAL, "11.8")], "pass", "13.0.88, with the environment", ""),
+        # Another release's environment says nothing about this one's.
+        ("", {"a": {**OWN_WHEELS["a"], "version": "0.5.11"}}, [], "pass", "to come, with the environment", ""),
+        ("", OWN_WHEELS, [place(LOCAL, LOCAL, "13.0")], "pass", "13.0 in /usr/local/cuda", ""),
+        ("", OWN_WHEELS, [place("/usr", "PATH", "12.8")], "pass", "12.8 in /usr", ""),
+        ("", OWN_WHEELS, [place(LOCAL, LOCAL, "12.6")], "warn", "12.6 in /usr/local/cuda", "nvidia-cuda-nvcc"),
+        (
+            "", OWN_WHEELS, [place(LOCAL, LOCAL, "12.6"), place("/usr/local/cuda-13.0", ELSEWHERE, "13.0")],
+            "warn", "13.0 in /usr/local/cuda-13.0, where the engine does not look",
+            "sglang_environment: {CUDA_HOME: /usr/local/cuda-13.0}",
+        ),
+        ("", OWN_WHEELS, [], "warn", "none", "CUDA_HOME"),
+        ("/opt/cuda", LOCKED, [place("/opt/cuda", "CUDA_HOME", "13.1")], "pass", "13.1 in /opt/cuda (CUDA_HOME)", ""),
+        (
+            "/opt/cuda", LOCKED, [place("/opt/cuda", "CUDA_HOME", "12.6")],
+            "fail", "12.6 in /opt/cuda (CUDA_HOME)", "correct CUDA_HOME",
+        ),
+        (
+            ":/opt/cuda", LOCKED, [place(":/opt/cuda", "CUDA_HOME", None, "bin/nvcc", "include/cuda_runtime.h")],
+            "fail", "CUDA_HOME is :/opt/cuda, which has no bin/nvcc, no include/cuda_runtime.h", "correct CUDA_HOME",
+        ),
+    ],
+)  # fmt: skip
+def test_the_toolkit_that_an_engine_would_take(
+    named: str, venvs: dict[str, Any], toolkits: list[dict[str, Any]], status: str, found: str, remedy: str
+) -> None:
+    wanted = [instance(environment={"CUDA_HOME": named} if named else {})]
+    entry = check(facts(venvs=venvs, cuda_toolkits=toolkits), instances=wanted)["CUDA toolkit"]
+    assert (entry["status"], entry["found"]) == (status, found)
+    assert remedy in entry["remedy"]
+    assert entry["wanted"] == ">= 12.8 for sm_120"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "least"),
+    [("sm_90", "12.3"), ("sm_100", "12.8"), ("sm_103", "12.9"), ("sm_120", "12.8"), ("sm_121", "12.9"), ("", "12.3")],
+)
+def test_what_an_architecture_asks_of_the_toolkit(architecture: str, least: str) -> None:
+    assert check(facts(gpu_architecture=architecture))["CUDA toolkit"]["wanted"].startswith(f">= {least}")
+
+
+def test_only_engines_for_gpus_compile() -> None:
+    engine = {"name": "sglang", "build": "cpu", "version": "0.5.23"}
+    assert not {"compilers", "CUDA toolkit"} & set(check(facts(), instances=[instance(engine=engine)]))
+    two = [instance(), instance(instance="b", port=30001)]
+    assert "CUDA toolkit (b)" in check(facts(), instances=two)

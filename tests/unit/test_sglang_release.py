@@ -55,7 +55,8 @@ def call(host: state.Layout, capfd: pytest.CaptureFixture[str]) -> Callable[...,
             "root": str(host.root), "instance": "main", "unit": UNIT, "unit_text": TEXT, "_ansible_check_mode": check,
             "release": {"venv": str(host.venv("v")), "engine": {"version": "0.5.20", "build": "rehearsal"}},
         }  # fmt: skip
-        with patch_module_args({**wish, **more}), pytest.raises(SystemExit):
+        given = {name: value for name, value in {**wish, **more}.items() if value is not None}
+        with patch_module_args(given), pytest.raises(SystemExit):
             sglang_release.main()
         result: dict[str, Any] = json.loads(capfd.readouterr().out)
         return result
@@ -232,3 +233,51 @@ def test_a_start_that_nobody_recorded_is_told(host: state.Layout, call: Callable
     state.write_state(host.ready("main"), {"invocation_id": "of the start before the reboot"})
     state.write_state(host.last_good("main"), {"release_id": first["id"], "unit": UNIT})
     assert call()["recorded"]
+
+
+def test_a_trial_keeps_what_ran_and_leaves_nothing_behind(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    before = call()["id"]
+    call(state="good", gate={"invocation_id": (tmp_path / "invocation").read_text().strip()})
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    good = host.last_good("main").read_text()
+    trials = [call(trial=True, keep=1, unit=OTHER, unit_text=f"{TEXT}# {number}\n")["id"] for number in range(3)]
+    noted = state.read_state(host.trial("main"))
+    assert noted is not None
+    assert (noted["release_id"], noted["unit"], noted["releases"]) == (before, UNIT, [before])
+    assert state.read_current(host, "main") == trials[-1]
+    assert host.last_good("main").read_text() == good
+    # A boot in the middle brings back what ran before, and nothing is pruned.
+    assert host.boot_link(UNIT).is_symlink()
+    assert host.unit_file(UNIT).exists()
+    assert {path.name for path in host.releases("main").iterdir()} == {before, *trials}
+    found = state.read_instance(host, "main", [])
+    assert found["previous_good"] == {"release_id": before, "unit": UNIT}
+
+    call(release_id=before, unit_text=None, release=None)
+    assert host.trial("main").exists(), "not over before what runs again has passed its gate"
+    call(state="good", gate={"invocation_id": (tmp_path / "invocation").read_text().strip()})
+    assert not host.trial("main").exists()
+    assert [path.name for path in host.releases("main").iterdir()] == [before]
+    assert not host.unit_file(OTHER).exists()
+
+
+def test_a_trial_of_what_runs_ends_without_a_restart(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    before = call()["id"]
+    gate = {"invocation_id": (tmp_path / "invocation").read_text().strip()}
+    call(state="good", gate=gate)
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    assert call(trial=True)["restarted"] is False
+    assert call(release_id=before, unit_text=None, release=None)["restarted"] is False
+    assert call(state="good", gate=gate)["changed"] is True
+    assert not host.trial("main").exists()
+
+
+def test_a_trial_needs_something_to_return_to(host: state.Layout, call: Callable[..., Any]) -> None:
+    result = call(trial=True)
+    assert result["failed"] is True
+    assert "no current release" in result["msg"]
+    assert not host.releases("main").exists()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from ansible.errors import AnsibleConnectionFailure
+from dflash_fleet import rollout_progress
 
 FILE = Path(__file__).resolve().parents[2] / "action_plugins" / "sglang_wait.py"
 spec = importlib.util.spec_from_file_location("sglang_wait_action", FILE)
@@ -54,10 +56,10 @@ class Run:
         self.lines = []
         self.resets = 0
         self.clock = 0.0
-        monkeypatch.setattr(plugin, "ON_TERMINAL", terminal)
+        monkeypatch.setattr(plugin.slices, "ON_TERMINAL", terminal)
         monkeypatch.setattr(plugin.display, "display", lambda text, **_more: self.lines.append(text))
-        monkeypatch.setattr(plugin.time, "monotonic", lambda: self.clock)
-        monkeypatch.setattr(plugin.time, "sleep", self.tick)
+        monkeypatch.setattr(plugin.slices.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(plugin.slices.time, "sleep", self.tick)
         monkeypatch.setattr(plugin.ActionBase, "run", lambda *_args, **_more: {})
         self.action = plugin.ActionModule.__new__(plugin.ActionModule)
         self.action._task = SimpleNamespace(
@@ -112,7 +114,7 @@ def test_slices_and_lines(monkeypatch):
         {"phase": "weights", "n": 24.2},
         {"phase": "graph_capture", "n": 118},
     ]
-    assert {call["slice"] for call in run.calls} == {plugin.SLICE}
+    assert {call["slice"] for call in run.calls} == {plugin.slices.SLICE}
     assert {call["label"] for call in run.calls} == {"gpu-1"}
 
 
@@ -140,7 +142,7 @@ def test_quiet_where_nobody_looks(monkeypatch, terminal, mode, shown):
     run = Run(monkeypatch, [unfinished("weights", 1), READY], terminal=terminal, sglang_wait_progress=mode)
     run.go()
     assert bool(run.lines) is shown
-    assert run.calls[0]["slice"] == (plugin.SLICE if shown else plugin.QUIET_SLICE)
+    assert run.calls[0]["slice"] == (plugin.slices.SLICE if shown else plugin.slices.QUIET_SLICE)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +177,58 @@ def test_host_that_stays_away(monkeypatch):
     run = Run(monkeypatch, [unfinished("weights", 10), AnsibleConnectionFailure("no route to 192.0.2.1")])
     with pytest.raises(AnsibleConnectionFailure, match=r"192\.0\.2\.1"):
         run.go()
-    assert run.clock >= plugin.AWAY
+    assert run.clock >= plugin.slices.AWAY
+    run = Run(monkeypatch, [unfinished("weights", 10), AnsibleConnectionFailure("no route")], sglang_wait_away="20")
+    with pytest.raises(AnsibleConnectionFailure):
+        run.go()
+    assert 20 <= run.clock < 30
     run = Run(monkeypatch, [{"unreachable": True, "msg": "gone"}])
     assert run.go() == {"unreachable": True, "msg": "gone"}
+
+
+def batch_of(monkeypatch, tmp_path, hosts, batch, host, answers):
+    """One wait of a batch."""
+    monkeypatch.setattr(plugin.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    return Run(monkeypatch, answers, groups={"__sglang_rollout": hosts}, ansible_play_batch=batch,
+               inventory_hostname=host, ansible_play_hosts_all=hosts)  # fmt: skip
+
+
+def test_a_batch_has_one_line_for_all(monkeypatch, tmp_path):
+    hosts = [f"gpu-{number}" for number in range(1, 6)]
+    first = batch_of(monkeypatch, tmp_path, hosts, hosts[1:3], "gpu-2", [unfinished("weights", 30, 70), READY])
+    first.go()
+    assert "rollout  1 of 5 had their turn; now 0 ready, 2 loading (30 %), 0 failed; 2 waiting" in first.lines
+    # The line is due again; meanwhile the other host has come to its end.
+    os.utime(tmp_path / "sglang-progress/line", (0, 0))
+    second = batch_of(monkeypatch, tmp_path, hosts, hosts[1:3], "gpu-3", [unfinished("weights", 50, 50), READY])
+    second.go()
+    assert "rollout  1 of 5 had their turn; now 1 ready, 1 loading (50 %), 0 failed; 2 waiting" in second.lines
+
+
+def test_lines_of_a_batch_do_not_follow_one_another_too_closely(monkeypatch, tmp_path):
+    hosts = ["gpu-1", "gpu-2"]
+    run = batch_of(monkeypatch, tmp_path, hosts, hosts, "gpu-1", [unfinished("weights", 1, 9)] * 3 + [READY])
+    run.go()
+    assert sum(line.startswith("rollout") for line in run.lines) == 1
+
+
+def test_a_large_batch_has_no_lines_of_hosts_but_of_failures(monkeypatch, tmp_path):
+    hosts = [f"gpu-{number}" for number in range(20)]
+    failed = {"finished": True, "outcome": "crashed", "phase": "warmup", "seconds": 9.0}
+    run = batch_of(monkeypatch, tmp_path, hosts, hosts, "gpu-7", [unfinished("weights", 1, 9), failed])
+    run.go()
+    assert [line.split()[0] for line in run.lines] == ["rollout", "gpu-7"]
+    os.utime(tmp_path / "sglang-progress/line", (0, 0))
+    other = batch_of(monkeypatch, tmp_path, hosts, hosts, "gpu-8", [unfinished("launch", 1), READY])
+    other.go()
+    assert other.lines == ["rollout  0 of 20 had their turn; now 0 ready, 19 loading (launch), 1 failed; 0 waiting"]
+
+
+def test_without_a_last_start_the_line_says_the_phase():
+    shots = {"a": {"state": "loading", "phase": "weights", "percent": 31},
+             "b": {"state": "loading", "phase": "weights", "percent": 62}, "c": {"state": "loading", "phase": "launch"},
+             }  # fmt: skip
+    assert "(weights 31 to 62 %, launch)" in rollout_progress.line(["a", "b", "c"], ["a", "b", "c"], shots)
 
 
 def test_module_that_fails_outright(monkeypatch):

@@ -269,7 +269,8 @@ def make_host(root: Path) -> state.Layout:
     """A host with one complete and one interrupted venv, three revisions of a model, and an instance."""
     layout = state.Layout(root)
     layout.venv(LOCK).mkdir(parents=True)
-    layout.venv_mark(LOCK).write_text('{"engine": "sglang", "version": "0.5.20", "build": "cuda", "python": "3.11.2"}')
+    mark = {"engine": "sglang", "version": "0.5.20", "build": "cuda", "python": "3.11.2", "cuda_toolkit": "13.0.88"}
+    layout.venv_mark(LOCK).write_text(json.dumps(mark))
     layout.venv("e" * 16).mkdir()
     whole = layout.model("org/tiny", REVISION)
     whole.mkdir(parents=True)
@@ -301,9 +302,14 @@ def make_host(root: Path) -> state.Layout:
 def test_what_the_directories_hold(tmp_path: Path) -> None:
     layout = make_host(tmp_path)
     assert state.read_venvs(layout) == {
-        LOCK: {"complete": True, "engine": "sglang", "version": "0.5.20", "build": "cuda", "python": "3.11.2"},
-        "e" * 16: {"complete": False, "engine": None, "version": None, "build": None, "python": None},
-    }
+        LOCK: {
+            "complete": True, "engine": "sglang", "version": "0.5.20", "build": "cuda", "python": "3.11.2",
+            "cuda_toolkit": "13.0.88",
+        },
+        "e" * 16: {
+            "complete": False, "engine": None, "version": None, "build": None, "python": None, "cuda_toolkit": None
+        },
+    }  # fmt: skip
     assert state.read_models(layout) == {
         "org--tiny": {
             REVISION: {"complete": True, "bytes": 12, "files": 2, "damaged": []},
@@ -488,3 +494,13 @@ def test_previous_good(current, last_good, starts, expected):
     found = state.previous_good(instance, history)
     wanted = expected and {"release_id": expected, "unit": f"sglang-main-{expected}.service"}
     assert found == wanted
+
+
+@pytest.mark.parametrize("current", ["a", "b"])
+def test_during_a_trial_the_way_back_is_what_ran_before(current):
+    before = {"release_id": "a", "unit": "sglang-main-a.service"}
+    instance = {"current": current, "releases": ["a", "b", "c"], "last_good": before, "trial": {**before}}
+    history = [{"release_id": "c", "outcome": "ready", "unit": "sglang-main-c.service"}]
+    assert state.previous_good(instance, history) == before
+    # One that somebody has removed is none.
+    assert state.previous_good({**instance, "releases": ["b", "c"]}, history)["release_id"] == "c"

@@ -122,22 +122,25 @@ def test_the_screen() -> None:
     progress = {"phase": "weights", "percent": 31.4, "ranks_done": 3, "ranks": 8}
     text = status.text(
         {
-            "gpu-01": answer(),
+            "gpu-01": {**answer(live={"tokens_per_second": 512.4, "accept_length": 3.37, "running": 4}), "changes": []},
             "gpu-02": answer(unit(invocation_id="b" * 32, n_restarts=2), progress=progress),
             "gpu-03": {"unreachable": True, "msg": "No route to host"},
+            "gpu-04": {**answer(live={"error": "status 404"}), "changes": ["the wish", "/etc/x", "/etc/y"]},
         }
     )
     assert text.splitlines() == [
-        "host    engine                   instance  profile     state                       since (UTC)          "
-        "ready in  accept  restarts  note",
+        "host    release                  instance  profile     state                       since (UTC)          "
+        "ready in  tok/s  accept  restarts  drift                note",
         "gpu-01  sglang 0.5.11 rehearsal  main      ep8+dflash  serving                     2026-11-30 00:03:51  "
-        "3:31      3.40    0         -",
+        "3:31      512    3.37    0         none                 -",
         "gpu-02  sglang 0.5.11 rehearsal  main      ep8+dflash  starting: weights 3/8 31 %  2026-11-30 00:03:51  "
-        "-         -       2         -",
+        "-         -      -       2         -                    -",
         "gpu-03  -                        -         -           unreachable                 -                    "
-        "-         -       -         No route to host",
+        "-         -      -       -         -                    No route to host",
+        "gpu-04  sglang 0.5.11 rehearsal  main      ep8+dflash  serving                     2026-11-30 00:03:51  "
+        "3:31      -      3.40    0         the wish and 2 more  -",
         "",
-        "2 instances on 3 hosts: 1 serving, 1 starting, 1 unreachable",
+        "3 instances on 4 hosts: 2 serving, 1 starting, 1 unreachable",
     ]
 
 

@@ -266,6 +266,29 @@ def test_environment_that_fails_its_check_is_not_complete(host, uncompiled, opti
     assert list(host.wheels.glob("*.whl"))
 
 
+def test_wheels_that_bring_a_toolkit_are_laid_out_as_one(tmp_path):
+    """As callers of nvcc expect it: lib64, and libcudart.so without a number."""
+    brought = tmp_path / "lib/python3.11/site-packages/nvidia/cu13"
+    for name in ("bin/nvcc", "include/cuda_runtime.h", "nvvm/bin/cicc", "lib/libcudart.so.13", "lib/libcudadevrt.a"):
+        (brought / name).parent.mkdir(parents=True, exist_ok=True)
+        (brought / name).write_text(name)
+    home = venvs.link_toolkit(tmp_path)
+    assert home == tmp_path / "cuda"
+    seen = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
+    assert seen["lib64/libcudart.so"] == seen["lib64/libcudart.so.13"] == "lib/libcudart.so.13"
+    assert seen["lib64/libcudadevrt.a"] == "lib/libcudadevrt.a"
+    for name in ("bin/nvcc", "include/cuda_runtime.h", "nvvm/bin/cicc"):
+        assert (home / name).read_text() == name
+    # None of it names the place where it was made.
+    assert not [path for path in home.rglob("*") if path.is_symlink() and os.readlink(path).startswith("/")]
+
+
+def test_wheels_without_a_toolkit_make_none(tmp_path):
+    (tmp_path / "lib/python3.11/site-packages/nvidia/cu13/lib").mkdir(parents=True)
+    assert venvs.link_toolkit(tmp_path) is None
+    assert not (tmp_path / "cuda").exists()
+
+
 def test_command_line_is_asked_in_the_given_environment(host, uncompiled):
     code = "import os, sys; print(os.environ['X']); sys.exit(os.environ['HOME'] == '/root')"
     host.build(check={"command": ["-c", code], "environment": {"X": 1}})

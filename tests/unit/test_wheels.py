@@ -106,6 +106,17 @@ def test_lock_names_and_arguments_belong_together(lock, arguments):
     assert wheels.lock_name(words[0], release, python) == lock
 
 
+@pytest.mark.parametrize("lock", [path for path in LOCKS if "-cuda-" in path.name], ids=lambda path: path.name)
+def test_locks_bring_one_release_of_the_cuda_toolkit(lock):
+    """nvcc refuses the headers of another release than its own, and links with the runtime that torch loads."""
+    versions = {one.name: one.version for one in venvs.parse_requirements(lock.read_text())}
+    parts = ["nvcc", "crt", "runtime", "cccl", "nvrtc"]
+    releases = {".".join(versions[f"nvidia-cuda-{part}"].split(".")[:2]) for part in parts}
+    releases.add(".".join(versions["nvidia-nvvm"].split(".")[:2]))
+    assert releases == {"13.0"}
+    assert "ninja" in versions
+
+
 def test_engine_locks_hold_the_engine_and_no_local_build_for_gpus():
     for lock in LOCKS:
         if not lock.name.startswith("sglang-"):

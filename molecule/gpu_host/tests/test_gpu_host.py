@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -188,6 +189,35 @@ def test_protection_is_weakened_only_by_variables(host):
     for path in files:
         assert not host.file(path).exists
     assert "dflash-fleet-acs-off.service" not in sh(host, "systemctl show -P Wants multi-user.target")
+
+
+OPEN = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+http.server.HTTPServer(("0.0.0.0", 30007), Handler).serve_forever()
+"""
+
+
+def test_an_engine_that_anyone_may_use_is_a_finding(host):
+    """Somebody's own, under another name, on a port that the inventory does not know; the firewall is left as it is."""
+    row = f"open engine 30007  {name(host)}"
+    assert row not in controller.play(__file__, "playbooks/preflight.yml", "-l", name(host))
+    sh(host, f"mkdir -p /opt/handmade && printf %s {shlex.quote(OPEN)} > /opt/handmade/sglang.launch_server")
+    sh(host, "systemd-run --unit=handmade --collect python3 /opt/handmade/sglang.launch_server")
+    try:
+        sh(host, "timeout 20 sh -c 'until ss -ltn | grep -q :30007; do sleep 0.1; done' ")
+        output = controller.play(__file__, "playbooks/preflight.yml", "-l", name(host))
+        assert row in output
+        assert "0.0.0.0 answers without a key (handmade.service)" in output
+        # A deployment shows no table, and says this all the same.
+        output = " ".join(converge(host).split())
+        assert "open engine 30007: 0.0.0.0 answers without a key (handmade.service): set sglang_api_key" in output
+    finally:
+        sh(host, "systemctl stop handmade; rm -r /opt/handmade")
+    assert "open engine" not in converge(host)
 
 
 def state(name):

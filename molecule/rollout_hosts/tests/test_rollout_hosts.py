@@ -1,0 +1,198 @@
+"""What can happen to a host in the middle of a rollout. One plain rerun then ends where an undisturbed run ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import controller
+import engine
+import pytest
+import starts
+from rollouts import UNIT, Faults, read_until, row
+
+# A dead host is noticed in seconds, not minutes: the rest of the run is what is looked at here.
+PATIENCE = {"sglang_wait_away": 10, "ansible_ssh_extra_args": "-o ServerAliveInterval=3 -o ServerAliveCountMax=3"}
+FLEET = Faults(__file__, **PATIENCE)
+HOSTS = FLEET.names
+FIRST, SECOND, THIRD, FOURTH = HOSTS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known():
+    for name in HOSTS:
+        FLEET.fail_where(name)
+    FLEET.learn()
+
+
+def drop_in(name, *lines):
+    """Change the unit as an administrator does; without lines, take that back."""
+    folder, text = f"/etc/systemd/system/{UNIT}.d", "\\n".join(["[Service]", *lines, ""])
+    change = f"mkdir -p {folder} && printf '{text}' > {folder}/fault.conf" if lines else f"rm -r {folder}"
+    engine.sudo(FLEET.host(name), f"{change} && systemctl daemon-reload")
+
+
+def end_of(run):
+    """What a run printed to its end, and its exit code."""
+    output, _ = run.communicate(timeout=400)
+    return output, run.returncode
+
+
+def test_off_before_its_turn():
+    """Host powered off before its turn: the others go on, it is named with the command that finishes it."""
+    FLEET.turn()
+    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
+    text = read_until(run, "rollout  batch 1 of 2")
+    FLEET.power_off(THIRD)
+    output, code = end_of(run)
+    output = text + output
+    assert code == 4, output
+    assert {FLEET.length(name) for name in (FIRST, SECOND, FOURTH)} == {FLEET.length_wanted}
+    assert "unreachable" in row(output, THIRD)
+    assert re.search(rf"this finishes the rest:\n  ansible-playbook deploy-dflash.yml .*-l {THIRD} ", output)
+    FLEET.power_on(THIRD)
+    assert FLEET.length(THIRD) != FLEET.length_wanted, "nothing of it was touched"
+    FLEET.rerun("-l", THIRD)
+
+
+def test_off_during_its_turn():
+    """Host powered off during its turn, alone in its batch: no other host is touched."""
+    FLEET.turn()
+    before = FLEET.invocations(*HOSTS[1:])
+    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
+    text = read_until(run, "attempt | Wait until")
+    FLEET.power_off(FIRST)
+    output, code = end_of(run)
+    output = text + output
+    assert code == 4, output
+    assert FLEET.invocations(*HOSTS[1:]) == before
+    for name in HOSTS[1:]:
+        assert "waiting" in row(output, name)
+    assert re.search(rf"-l {','.join(HOSTS)}", output), "all that is left to do"
+    FLEET.power_on(FIRST)
+    output = FLEET.rerun()
+    assert "continues rollout" in output, "the end of that run never came, so it gave no host back"
+
+
+def test_off_after_its_turn():
+    """Host powered off after its turn: it comes back with what it was given."""
+    FLEET.turn()
+    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
+    text = read_until(run, "rollout  batch 2 of 2")
+    FLEET.power_off(FIRST)
+    output, code = end_of(run)
+    output = text + output
+    assert code == 2, output
+    assert f"{FIRST} had its turn and does not answer any more" in output
+    assert re.search(rf"-l {FIRST} ", output)
+    FLEET.power_on(FIRST)
+    assert set(FLEET.lengths().values()) == {FLEET.length_wanted}
+    before = FLEET.invocations()
+    FLEET.rerun()
+    assert FLEET.invocations() == before, "what serves is left alone"
+
+
+def test_network_cut_while_loading():
+    """Network cut (ip link down) while it loads, for 20 s: the same run goes on."""
+    FLEET.turn()
+    starts.set_pace(FLEET.host(SECOND), pace=0.1)
+    more = {"sglang_wait_away": 120, "sglang_rollout_batches": ["100%"], "sglang_wait_progress": "always"}
+    run = FLEET.begin(*FLEET.arguments(**more))
+    text = read_until(run, "attempt | Wait until")
+    FLEET.inside(SECOND, "ip", "link", "set", "eth0", "down")
+    time.sleep(20)
+    FLEET.inside(SECOND, "ip", "link", "set", "eth0", "up")
+    output, code = end_of(run)
+    assert code == 0, text + output
+    FLEET.ends_as_if_nothing_had_happened()
+    FLEET.fail_where(SECOND)
+
+
+@pytest.mark.parametrize("marker", ["TASK [sglang_service", "attempt | Wait until"])
+def test_disk_full(marker):
+    """Disk full at {marker!r}: that host fails, the others finish."""
+    FLEET.turn()
+    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=["100%"]))
+    text = read_until(run, marker)
+    FLEET.inside(FOURTH, "sh", "-c", f"dd if=/dev/zero of={engine.ROOT}/filler bs=64k 2>/dev/null; true")
+    output, code = end_of(run)
+    output = text + output
+    assert code == 2, output
+    assert "No space left on device" in output
+    assert {FLEET.length(name) for name in HOSTS[:3]} == {FLEET.length_wanted}
+    assert engine.show(FLEET.host(FOURTH), UNIT, "ActiveState") == "active", "it goes on with what it has"
+    FLEET.inside(FOURTH, "rm", f"{engine.ROOT}/filler")
+    FLEET.rerun()
+
+
+def test_journal_rotated_and_rate_limited():
+    """Journal rotated, vacuumed and rate-limited while it loads."""
+    FLEET.turn()
+    drop_in(SECOND, "LogRateLimitIntervalSec=60s", "LogRateLimitBurst=30")
+    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=["100%"]))
+    text = read_until(run, "attempt | Wait until")
+    FLEET.inside(SECOND, "journalctl", "--rotate", "--vacuum-time=1s")
+    output, code = end_of(run)
+    assert code == 0, text + output
+    assert "Suppressed" in engine.sudo(FLEET.host(SECOND), "journalctl -o cat -u systemd-journald --since -5min")
+    drop_in(SECOND)
+    FLEET.rerun()
+
+
+def test_clock_jumps(tmp_path):
+    """The host's clock jumps back and forth by a year while it loads."""
+    FLEET.turn()
+    host = FLEET.host(FIRST)
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    controller.module(__file__, FIRST, "ansible.builtin.copy", f"src={library} dest=/usr/local/lib/ mode=0755")
+    # The wall clock only: what a jump leaves alone (monotonic time, times of files that are there) stays as it is.
+    settings = {
+        "LD_PRELOAD": f"/usr/local/lib/{library.name}", "FAKETIME_TIMESTAMP_FILE": "/etc/faketimerc",
+        "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
+    }  # fmt: skip
+    jump = "printf '%s\\n' {} > /etc/faketimerc"
+    engine.sudo(host, jump.format("+0d"))
+    words = " ".join(f"{name}={value}" for name, value in settings.items())
+    interpreter = "/usr/local/bin/python3-other-time"
+    script = f'#!/bin/sh\\nexec env {words} /usr/bin/python3 "$@"\\n'
+    engine.sudo(host, f"printf '{script}' > {interpreter} && chmod 0755 {interpreter}")
+    drop_in(FIRST, *(f"Environment={name}={value}" for name, value in settings.items()))
+    inventory = tmp_path / "clock.yml"
+    inventory.write_text(json.dumps({"all": {"hosts": {FIRST: {"ansible_python_interpreter": interpreter}}}}))
+    engine.sudo(host, jump.format("-365d"))
+    assert engine.sudo(host, f"{interpreter} -c 'import time; print(int(time.time()))'").strip() < engine.sudo(
+        host, "date -d -300days +%s"
+    ), "the clock does jump"
+    starts.set_pace(host, pace=0.1)
+    run = FLEET.begin("-i", str(inventory), *FLEET.arguments(sglang_rollout_batches=["100%"]))
+    text = read_until(run, "attempt | Wait until")
+    for days in ("+365d", "-3d", "+30d"):
+        engine.sudo(host, jump.format(days))
+        time.sleep(3)
+    output, code = end_of(run)
+    assert code == 0, text + output
+    ready = engine.state(host, "ready.json")
+    assert 1 < ready["seconds"] < 120, "durations are of the monotonic clock"
+    assert all(0 <= phase["seconds"] < 120 for phase in ready["phases"] if phase["seconds"] is not None)
+    drop_in(FIRST)
+    FLEET.fail_where(FIRST)
+    FLEET.rerun()
+
+
+def test_turns_bad_a_minute_after_its_gate():
+    """Engine that turns bad one minute after its gate: it is started again, and status tells why."""
+    FLEET.turn()
+    condition = {"context_length": FLEET.length_wanted}
+    dies = {"kind": "gpu_oom", "at": "serving", "after": 60, "when": condition, "once": True}
+    starts.set_pace(FLEET.host(SECOND), dies, pace=0.02)
+    FLEET.deploy(*FLEET.arguments(sglang_rollout_batches=["100%"]))
+    FLEET.until(SECOND, "NRestarts", "1", 120)
+    FLEET.fail_where(SECOND)
+    FLEET.until(SECOND, "ActiveState", "active")
+    text = FLEET.play("playbooks/status.yml", *FLEET.arguments(), "-e", "format=json")
+    found = json.loads(text[text.index("\n{") : text.rindex("}") + 1])
+    line = next(one for one in found["instances"] if one["host"] == SECOND)
+    assert (line["state"], line["restarts"], line["last_cause"]) == ("serving", 1, "gpu_oom")
+    FLEET.rerun()

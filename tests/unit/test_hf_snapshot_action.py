@@ -1,0 +1,105 @@
+"""The controller half of a fetch: slices, and lines for a person."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import plugins
+import pytest
+from ansible.errors import AnsibleConnectionFailure
+
+plugin = plugins.load("action_plugins/hf_snapshot.py")
+DONE = {"finished": True, "changed": True, "action": "fetch", "path": "/m"}
+
+
+def unfinished(step, seconds, done=0, total=0, rate=0, remaining=None):
+    shot = {"repo": "org/model", "step": step, "seconds": seconds, "done_bytes": done, "total_bytes": total}
+    shot["percent"] = done * 100 // total if total else None
+    shot.update(bytes_per_second=rate, remaining=remaining)
+    return {"finished": False, "changed": False, "path": "/m", "progress": shot}
+
+
+class Run:
+    """One task on one host, with the module's answers given: (answer, seconds it took)."""
+
+    def __init__(self, monkeypatch, answers, terminal=True, args=None, async_val=0, **task_vars):
+        self.answers, self.calls, self.lines, self.clock = list(answers), [], [], 0.0
+        monkeypatch.setattr(plugin.slices, "ON_TERMINAL", terminal)
+        monkeypatch.setattr(plugin.slices.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(plugin.slices.time, "sleep", self.tick)
+        monkeypatch.setattr(plugin.display, "display", lambda text, **_more: self.lines.append(text))
+        monkeypatch.setattr(plugin.ActionBase, "run", lambda *_args, **_more: {})
+        self.action = plugin.ActionModule.__new__(plugin.ActionModule)
+        self.action._task = SimpleNamespace(args=args or {"repo": "org/model"}, check_mode=False, async_val=async_val)
+        self.action._templar = SimpleNamespace(template=lambda value: value)
+        self.action._connection = SimpleNamespace(reset=lambda: None)
+        self.action._execute_module = self.execute
+        self.vars = {"inventory_hostname": "gpu-1", "ansible_play_hosts_all": ["gpu-1", "gpu-100"], **task_vars}
+
+    def tick(self, seconds):
+        self.clock += seconds
+
+    def execute(self, module_args, task_vars, wrap_async=False):
+        self.calls.append({**module_args, "_async": wrap_async})
+        answer, took = self.answers.pop(0)
+        self.clock += took
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+    def go(self):
+        return self.action.run(task_vars=self.vars)
+
+
+def test_lines_of_a_long_fetch(monkeypatch):
+    total = 610_000_000_000
+    run = Run(
+        monkeypatch,
+        [
+            (unfinished("list", 9.8), 10),
+            (unfinished("fetch", 19.9, 11_000_000_000, total, 1_100_000_000, 544), 10),
+            (unfinished("fetch", 29.9, 190_100_000_000, total, 1_100_000_000, 380), 10),
+            (AnsibleConnectionFailure("no route"), 3),
+            (unfinished("verify", 999, 305_000_000_000, total), 10),
+            (DONE, 2),
+        ],
+    )
+    assert run.go() == {"changed": True, "action": "fetch", "path": "/m"}
+    assert run.lines == [
+        "gpu-1    0:09  org/model  asking for the list of files",
+        "gpu-1    0:19  org/model   1 %  11.0 GB of 610.0 GB  1.1 GB/s  about 9:04 left",
+        "gpu-1    0:29  org/model  31 %  190.1 GB of 610.0 GB  1.1 GB/s  about 6:20 left",
+        "gpu-1    out of reach, trying again for up to 3:00",
+        "gpu-1    16:39  org/model  checking  50 %  305.0 GB of 610.0 GB",
+    ]
+    assert {call["slice"] for call in run.calls} == {plugin.slices.SLICE}
+
+
+def test_a_short_fetch_says_nothing(monkeypatch):
+    run = Run(monkeypatch, [(DONE, 4)])
+    assert run.go()["changed"]
+    assert run.lines == []
+
+
+@pytest.mark.parametrize(
+    ("terminal", "mode", "shown"),
+    [(True, "auto", True), (False, "auto", False), (False, "always", True), (True, "never", False)],
+)
+def test_quiet_where_nobody_looks(monkeypatch, terminal, mode, shown):
+    answers = [(unfinished("list", 10), 10), (DONE, 1)]
+    run = Run(monkeypatch, answers, terminal=terminal, model_weights_progress=mode)
+    run.go()
+    assert bool(run.lines) is shown
+    assert run.calls[0]["slice"] == (plugin.slices.SLICE if shown else plugin.slices.QUIET_SLICE)
+
+
+@pytest.mark.parametrize("more", [{"async_val": 300}, {"args": {"repo": "org/model", "slice": 5}}])
+def test_one_plain_run_where_there_is_nothing_to_slice(monkeypatch, more):
+    run = Run(monkeypatch, [(unfinished("list", 1), 1)], **more)
+    assert run.go()["finished"] is False
+    assert run.calls == [{**run.action._task.args, "_async": bool(more.get("async_val"))}]
+
+
+def test_failure_passes_through(monkeypatch):
+    run = Run(monkeypatch, [({"failed": True, "msg": "org/model is gated", "kind": "gated"}, 1)])
+    assert run.go() == {"failed": True, "msg": "org/model is gated", "kind": "gated"}
