@@ -103,12 +103,13 @@ import json
 import os
 import shutil
 import socket
+import sys
 import zipfile
 from typing import Any
 
 from ansible.module_utils import dflash_fleet
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_fleet import hub_fetch, peer_server, snapshot
+from ansible.module_utils.dflash_fleet import peer_server
 
 UNIT = "dflash-fleet-weights-peer.service"
 FOLDER = "/run/dflash-fleet-peer"
@@ -157,12 +158,14 @@ def program() -> bytes:
     """The server and what it imports as one file that Python runs."""
     archive = io.BytesIO()
     start = "import sys\nfrom dflash_fleet.peer_server import main\n\nsys.exit(main(sys.argv[1:]))\n"
+    assert peer_server.main  # with all that it imports, it is loaded
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("__main__.py", start)
-        for module in (dflash_fleet, hub_fetch, peer_server, snapshot):
-            name = "__init__" if module is dflash_fleet else module.__name__.rpartition(".")[2]
-            loader: Any = module.__loader__
-            packed.writestr(f"dflash_fleet/{name}.py", loader.get_source(module.__name__))
+        for name, module in sorted(sys.modules.items()):
+            if name == dflash_fleet.__name__ or name.startswith(f"{dflash_fleet.__name__}."):
+                file = "__init__" if module is dflash_fleet else name.rpartition(".")[2]
+                loader: Any = module.__loader__
+                packed.writestr(f"dflash_fleet/{file}.py", loader.get_source(name))
     return archive.getvalue()
 
 

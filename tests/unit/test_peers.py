@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 from dflash_fleet import peer_server, peers, snapshot
-from test_hf_snapshot import COMMIT, FILES, OTHER, REPO, TOKEN, Bench, fill
+from test_hf_snapshot import COMMIT, FILES, OTHER, REPO, ROOT, TOKEN, Bench, fill
 
 RUN_TOKEN = "one-run-only-canary-0123456789abcdef"
 SIZE = sum(map(len, FILES.values()))
@@ -253,6 +256,35 @@ def test_ranges(host: Host) -> None:
     assert host.ask(path, Range=f"bytes={len(data)}-")[0] == 416
     status, body, headers = host.ask(path, "HEAD")
     assert (status, body, int(headers["Content-Length"])) == (200, b"", len(data))
+
+
+def test_program_of_the_unit(bench: Bench, tmp_path: Path) -> None:
+    """The one file that the unit runs, with the system's Python and nothing of ours on its path."""
+    bench.ensure()
+    code = "import sys; from weights_peer import program; sys.stdout.buffer.write(program())"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    made = subprocess.run(
+        [sys.executable, "-c", f"import conftest\n{code}"], check=True, capture_output=True, cwd=ROOT / "tests/unit",
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    archive = tmp_path / "peer.pyz"
+    archive.write_bytes(made.stdout)
+    (tmp_path / "token").write_text(RUN_TOKEN)
+    wanted = {"repo": REPO, "revision": COMMIT, "allow_patterns": [], "ignore_patterns": []}
+    told = {"models": str(bench.models), "address": "127.0.0.1", "port": 0, "repositories": [wanted]}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        server = subprocess.Popen(
+            ["/usr/bin/python3", "-I", str(archive), str(tmp_path / "told.json")],
+            env={"CREDENTIALS_DIRECTORY": str(tmp_path), "NOTIFY_SOCKET": str(tmp_path / "notify")},
+        )
+        try:
+            assert manager.recv(100) == b"READY=1"
+        finally:
+            server.kill()
+            server.wait()
 
 
 # -- fetches

@@ -139,7 +139,7 @@ def hub(hosts, tmp_path_factory):
 def settings(hub, root, **more):
     wanted = {
         "sglang_root": root, "sglang_model": REPO, "sglang_model_revision": COMMIT, "sglang_drafter": "none",
-        "model_weights_endpoint": hub.url, **more,
+        "model_weights_endpoint": hub.url, "model_weights_python": "/opt/hf-client/bin/python", **more,
     }
     return ["playbooks/fetch-weights.yml", "-e", json.dumps(wanted)]
 
