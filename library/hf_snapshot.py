@@ -61,9 +61,11 @@ options:
     type: str
     default: ""
   peer_workers:
-    description: Files that are fetched from a peer at the same time. With few, a peer can pass the first one on sooner.
+    description:
+      - Files that are fetched from a peer at the same time. With one, a file is passed on soonest; more help where one
+        connection does not fill the link.
     type: int
-    default: 2
+    default: 1
   mirror:
     description:
       - A folder on this host that is laid out like O(root), such as an NFS mount or a disk, and is asked first. Its
@@ -250,7 +252,7 @@ def main() -> None:
             "token": {"type": "str", "default": "", "no_log": True},
             "peers": {"type": "list", "elements": "str", "default": []},
             "peer_token": {"type": "str", "default": "", "no_log": True},
-            "peer_workers": {"type": "int", "default": 2},
+            "peer_workers": {"type": "int", "default": 1},
             "mirror": {"type": "path", "default": ""},
             "hub": {"type": "bool", "default": True},
             "allow_patterns": {"type": "list", "elements": "str", "default": []},

@@ -36,7 +36,7 @@ from . import snapshot
 
 # The client gives a question 10 s.
 HOLD_SECONDS = 4.0
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.05
 # A host that is not fetching may be about to: between two repositories, or before the first one.
 GRACE_SECONDS = 60.0
 IDLE_SECONDS = 60

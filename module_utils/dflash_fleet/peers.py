@@ -159,7 +159,7 @@ class Sources:
     mirror: str = ""  # a folder like sglang_root/models, for example an NFS mount
     peers: tuple[str, ...] = ()
     token: str = ""
-    workers: int = 2
+    workers: int = 1
     hub: bool = True
 
     def fingerprint(self) -> str:
