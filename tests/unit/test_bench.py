@@ -122,6 +122,16 @@ def test_only_the_newest_run_of_a_candidate_counts() -> None:
     assert bench.newest([old, new, other]) == [new, other]
 
 
+def test_what_is_compared_is_of_one_release() -> None:
+    engine = {"name": "sglang", "version": "0.5.23", "build": "cuda"}
+    old = measured(at="1", run="r1", candidate="tp8")
+    new = measured(at="3", run="r3", engine=engine)
+    other = measured(at="2", run="r2", host="gpu-02")
+    found, left_out = bench.groups([old, new, other])
+    assert (found, left_out) == ([[new], [other]], 1)
+    assert bench.groups([]) == ([], 0)
+
+
 @pytest.mark.parametrize(
     ("request_", "same"),
     [

@@ -69,7 +69,7 @@ def test_there_is_a_plot_of_everything_that_was_measured(images: dict[str, dict[
 
 
 def test_a_page_needs_nothing_else(images: dict[str, dict[str, bytes]]) -> None:
-    page = Page(bench_page.page(measured(), "throughput", images))
+    page = Page(bench_page.page([measured()], "throughput", [images]))
     assert page.links == ["data:,"]
     assert "ep4, 1531 tok/s at 256" in page.text
     assert "<k&r>" in page.text, "escaped in the source, as it is for a reader"
@@ -88,13 +88,13 @@ def test_ids_of_several_images_do_not_clash(images: dict[str, dict[str, bytes]])
 def test_a_rehearsal_says_so_on_page_and_plot() -> None:
     played = measured(rehearsal=True)
     drawn = bench_page.plots(played)
-    page = bench_page.page(played, "latency", drawn)
+    page = bench_page.page([played], "latency", [drawn])
     assert "REHEARSAL" in Page(page).text
     assert all("[rehearsal]" in kinds["svg"].decode() for kinds in drawn.values())
 
 
 def test_without_the_library_the_page_has_its_tables() -> None:
-    page = Page(bench_page.page(measured(), {"concurrency": 16}, {}))
+    page = Page(bench_page.page([measured()], {"concurrency": 16}, [{}]))
     assert "16 streams at once: ep4" in page.text
     assert "<svg" not in page.text
 
