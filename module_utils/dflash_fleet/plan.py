@@ -195,6 +195,7 @@ def block(result: Mapping[str, Any], host: Mapping[str, Any]) -> str:
         *_field("now", [_now(host, result["instance"])]),
         *_field("change", [line.replace(result["host"], _shown(result["host"])) for line in _change(host, result)]),
         *_field("unit", [result["unit"]]),
+        *_field("standby", [_standby(other) for other in result["standby"]]),
         *_field("parallel", [f"{sizes}; {ranks}, {gpus}"]),
         *_field("graphs", [_graphs(result["cuda_graph"])]),
         *_field("memory", estimates.memory(result, host)),
@@ -213,6 +214,15 @@ def block(result: Mapping[str, Any], host: Mapping[str, Any]) -> str:
             lines.append(f"      {number}. {assignment(choice['set']):<32}  {choice['summary']}")
             lines.append(f"         {'cost:':<32}  {choice['cost']}")
     return "\n".join(lines)
+
+
+def _standby(result: Mapping[str, Any]) -> str:
+    """A further profile whose unit is installed: what starts it, and what is known to fail about it."""
+    bad = [issue["id"] for issue in result["known_issues"] if issue["action"] == "avoid" and not issue["applied"]]
+    graphs = result["cuda_graph"]["effective"]
+    with_drafter = f" + {result['drafter']['name']}" if result["drafter"]["algorithm"] else ""
+    known = f"; KNOWN TO FAIL: {', '.join(bad)}" if bad else ""
+    return f"{result['unit']}: {result['profile']}{with_drafter}, graphs {graphs}{known}"
 
 
 def _shown(address: str) -> str:

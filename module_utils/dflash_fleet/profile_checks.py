@@ -31,6 +31,7 @@ _VARIABLES = {
     "nnodes": "sglang_nodes",
     "node_rank": "sglang_nodes",
     "dist_init_addr": "sglang_nodes",
+    "standby": "sglang_standby_profiles",
     "block_size": "sglang_drafter_block_size",
     "model_path": "sglang_model",
     "drafter_path": "sglang_drafter_model",
@@ -41,7 +42,7 @@ _VARIABLES = {
 # Keys that no variable of their own sets.
 _NO_VARIABLE = (
     "gpus", "numa_nodes", "nnodes", "node_rank", "dist_init_addr", "instance", "model_path", "drafter_path",
-    "api_key_error",
+    "api_key_error", "standby",
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -81,6 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "nnodes": 1,
     "node_rank": 0,
     "dist_init_addr": "",
+    "standby": [],
     "gpu_architecture": "",
     "measured": "",  # of `profile: auto`: what the benchmark says, or why it says nothing
     "root": DEFAULT_ROOT,

@@ -68,6 +68,17 @@ def test_a_host_that_serves() -> None:
     }
 
 
+def test_a_profile_that_was_started_by_hand_is_shown_as_what_it_is() -> None:
+    other = "sglang-main-tp8.service"
+    found = answer(
+        unit(active_state="inactive", sub_state="dead", invocation_id=""), unit(name=other, enabled="disabled"),
+        by_hand={"unit": other, "release_id": "r0", "release": {"profile": "tp8", "drafter": {"name": "none"}}},
+    )  # fmt: skip
+    row = one(found)
+    assert (row["state"], row["profile"], row["unit"]) == ("serving", "tp8", other)
+    assert row["note"] == f"started by hand; a deployment and the next boot start {UNIT}"
+
+
 def test_a_degraded_host_says_why() -> None:
     row = one(
         answer(

@@ -91,7 +91,7 @@ def test_the_incidents_conclusions(before):
     assert what_serves() == before
     assert "REHEARSAL: these figures were played" in output
     assert re.search(r"a single stream: tp8, \d\d\.\d tok/s at 1, .* over ep", output), output
-    assert re.search(r"peak throughput: ep4, \d+ tok/s at 64(, .* over (ep8|tp8)|; a tie with ep8 )", output), output
+    assert re.search(r"peak throughput: ep4, \d+ tok/s at 64(, .* over (ep8|tp8)|; a tie with ep8)", output), output
     found = records()
     assert len(found) == (2 * 2 * 2 if BEGINNING else 4 * 3 * 3)
     assert {record["errors"] for record in found} == {0}

@@ -107,6 +107,8 @@ def wish(draw):
         wanted["sglang_extra_args"] = {"page-size": draw.choice([1, 16])}
     if draw.random() < 0.3:
         wanted["sglang_api_key"] = draw.choice(["key-one", "key-two"])
+    if draw.random() < 0.3:
+        wanted["sglang_standby_profiles"] = draw.choice([["tp2"], ["single", "ep2"]])
     if draw.random() < 0.25:
         wanted["sglang_instances"] = draw.choice(
             [

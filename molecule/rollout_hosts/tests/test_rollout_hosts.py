@@ -62,7 +62,7 @@ def test_off_during_its_turn():
     FLEET.turn()
     before = FLEET.invocations(*HOSTS[1:])
     run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
-    text = read_until(run, "attempt | Wait until")
+    text = read_until(run, "start | Wait until")
     FLEET.power_off(FIRST)
     output, code = end_of(run)
     output = text + output
@@ -100,7 +100,7 @@ def test_network_cut_while_loading():
     starts.set_pace(FLEET.host(SECOND), pace=0.1)
     more = {"sglang_wait_away": 120, "sglang_rollout_batches": ["100%"], "sglang_wait_progress": "always"}
     run = FLEET.begin(*FLEET.arguments(**more))
-    text = read_until(run, "attempt | Wait until")
+    text = read_until(run, "start | Wait until")
     FLEET.inside(SECOND, "ip", "link", "set", "eth0", "down")
     time.sleep(20)
     FLEET.inside(SECOND, "ip", "link", "set", "eth0", "up")
@@ -110,7 +110,7 @@ def test_network_cut_while_loading():
     FLEET.fail_where(SECOND)
 
 
-@pytest.mark.parametrize("marker", ["TASK [sglang_service", "attempt | Wait until"])
+@pytest.mark.parametrize("marker", ["TASK [sglang_service", "start | Wait until"])
 def test_disk_full(marker):
     """Disk full at {marker!r}: that host fails, the others finish."""
     FLEET.turn()
@@ -132,7 +132,7 @@ def test_journal_rotated_and_rate_limited():
     FLEET.turn()
     drop_in(SECOND, "LogRateLimitIntervalSec=60s", "LogRateLimitBurst=30")
     run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=["100%"]))
-    text = read_until(run, "attempt | Wait until")
+    text = read_until(run, "start | Wait until")
     FLEET.inside(SECOND, "journalctl", "--rotate", "--vacuum-time=1s")
     output, code = end_of(run)
     assert code == 0, text + output
@@ -167,7 +167,7 @@ def test_clock_jumps(tmp_path):
     ), "the clock does jump"
     starts.set_pace(host, pace=0.1)
     run = FLEET.begin("-i", str(inventory), *FLEET.arguments(sglang_rollout_batches=["100%"]))
-    text = read_until(run, "attempt | Wait until")
+    text = read_until(run, "start | Wait until")
     for days in ("+365d", "-3d", "+30d"):
         engine.sudo(host, jump.format(days))
         time.sleep(3)
