@@ -89,7 +89,8 @@ def test_the_incidents_conclusions(before):
     output = sweep(*few, sglang_benchmark_repeats=2 if BEGINNING else 3)
     assert what_serves() == before
     assert "REHEARSAL: these figures were played" in output
-    assert re.search(r"a single stream: tp8, \d\d\.\d tok/s at 1(, .* over ep|; a tie with ep8[+]dflash)", output), output
+    # With its drafter EP8 wanders most; the figures themselves are compared in unit tests.
+    assert re.search(r"a single stream: tp8, \d\d\.\d tok/s at 1(, .* over ep|; a tie with ep8\+)", output), output
     assert re.search(r"peak throughput: ep4, \d+ tok/s at 64(, .* over (ep8|tp8)|; a tie with ep8)", output), output
     found = records()
     assert len(found) == len(few) * 2 * (2 if BEGINNING else 3)
