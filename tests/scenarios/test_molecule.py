@@ -18,6 +18,7 @@ LOGS = ROOT / ".cache" / "scenarios"
 CORE = ("default", "incident", "readiness", "real_engine")
 # Long matrices of which every change must pass the beginning: what makes them short.
 SHORT = {
+    "benchmark": {"BEGINNING": "1"},
     "check_mode": {"ROUNDS": "1"},
     "gpu_host": {"PYTEST_ADDOPTS": "-k 'newest_of or module_runs or journal_is'"},
     # One profile after the other and back by systemd alone: no other core scenario changes a profile.
