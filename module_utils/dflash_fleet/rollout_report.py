@@ -56,8 +56,9 @@ _FILES = {
     "rollback": "return",
     "rollback_instance": "return",
     "soak": "soak",
-    "drain": "drain",
+    "leave": "drain",
     "join": "join",
+    "stay": "join",
 }
 # Ends of a host's turn, the worst first.
 UNFINISHED = ("failed", "rolled back", "unreachable", "cut short", "at work", "waiting")

@@ -44,7 +44,7 @@ class Run:
     def turn(self, host: str, *gates: dict[str, Any]) -> None:
         self.task(host, "gpu_facts", "gpu_host", took=2)
         self.task(host, "sglang_release", "sglang_service", took=1,
-                  result={"id": "new", "previous": "old", "release": RELEASE})  # fmt: skip
+                  result={"id": "new", "previous": "old", "release": RELEASE, "invocation_id": "i"})  # fmt: skip
         for gate in gates:
             self.task(host, "sglang_wait", "sglang_service", took=gate["seconds"], result=gate)
 
