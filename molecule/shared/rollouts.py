@@ -14,6 +14,7 @@ from typing import Any
 import controller
 import engine
 import starts
+import traffic
 
 UNIT = starts.UNIT
 BATCHES = {"sglang_rollout_batches": [1, 2, "100%"], "sglang_rollout_soak": 0}
@@ -104,6 +105,11 @@ class Fleet:
             assert engine.show(on, UNIT, "ActiveState") == "active"
             assert ready["invocation_id"] == engine.show(on, UNIT, "InvocationID")
             assert not on.file(LOCK).exists
+
+    def rotation(self) -> list[str]:
+        """The hosts that the router sends to."""
+        urls = traffic.rotation(self.test_file)
+        return [name for name in self.names if traffic.worker(self.test_file, name) in urls]
 
     def fail_where(self, name: str, **arguments: Any) -> None:
         """From now on a start with these arguments dies on this host while it loads weights; without any, none does."""
