@@ -72,10 +72,15 @@ print(answer.read().decode())
 
 
 def request(
-    host: Any, path: str, body: dict[str, Any] | None = None, key: str = "", port: int = 30000
+    host: Any,
+    path: str,
+    body: dict[str, Any] | None = None,
+    key: str = "",
+    port: int = 30000,
+    address: str = "127.0.0.1",
 ) -> tuple[int, Any]:
     """A request from the host to its engine: (status, JSON or text)."""
-    arguments = json.dumps([f"http://127.0.0.1:{port}{path}", body, key])
+    arguments = json.dumps([f"http://{address}:{port}{path}", body, key])
     run = host.run(f"printf %s {shlex.quote(arguments)} | python3 -c {shlex.quote(CLIENT)}")
     assert run.rc == 0, run.stderr
     status, _, text = str(run.stdout).partition("\n")
