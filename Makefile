@@ -39,6 +39,7 @@ prepare: .venv/.complete  ## container tools, host image, wheels and models that
 	@$(BIN)/python rehearsal/fleet.py prerequisites --install
 	@$(BIN)/python rehearsal/fleet.py image
 	@$(BIN)/python rehearsal/wheels.py hf-client
+	@$(BIN)/python rehearsal/wheels.py sglang-router
 	@for release in $(REHEARSAL_RELEASES); do $(BIN)/python rehearsal/wheels.py rehearsal $$release; done
 	@$(BIN)/python rehearsal/wheels.py cpu
 

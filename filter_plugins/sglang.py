@@ -342,6 +342,29 @@ def sglang_reports(playbooks: str) -> str:
     return os.environ.get("DFLASH_FLEET_REPORTS") or f"{playbooks}/../reports"
 
 
+def sglang_workers(
+    names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What a router in front of these hosts sends to, [{host, instance, url, key, model}]; from the inventory alone."""
+    found = []
+    for name in names:
+        facts = hostvars[name]
+        given = {key: facts.get(key, default) for key, default in defaults.items()}
+        for request in sglang_requests(given):
+            address = str(request["host"])
+            if address in ("0.0.0.0", "::"):
+                address = str(facts.get("ansible_host") or name)
+            shown = f"[{address}]" if ":" in address else address
+            found.append({
+                "host": str(name),
+                "instance": request["instance"],
+                "url": f"http://{shown}:{request['port']}",
+                "key": bool(request["api_key_set"]),
+                "model": str(request.get("served_model_name") or request.get("model") or ""),
+            })
+    return found
+
+
 class FilterModule:
     """What Ansible loads."""
 
@@ -359,4 +382,5 @@ class FilterModule:
             "sglang_plan": sglang_plan,
             "sglang_plan_hosts": sglang_plan_hosts,
             "sglang_plan_problems": sglang_plan_problems,
+            "sglang_workers": sglang_workers,
         }

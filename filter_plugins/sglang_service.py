@@ -11,7 +11,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import diagnosis, ladder, plan, profiles, removal, rollout
+from ansible.module_utils.dflash_fleet import diagnosis, front_door, ladder, plan, profiles, removal, rollout
 
 
 def conflicts(
@@ -65,6 +65,7 @@ class FilterModule:
             "sglang_headline": headline,
             "sglang_in_effect": ladder.in_effect,
             "sglang_in_the_way": rollout.in_the_way,
+            "sglang_own_address": front_door.own_address,
             "sglang_next_rung": ladder.next_rung,
             "sglang_release_record": ladder.release_record,
             "sglang_remembered_rung": ladder.remembered_rung,

@@ -76,7 +76,8 @@ class Recorder:
         if short == "sglang_state" and host not in self.known and "state" in result:
             self.known.add(host)
             self._add("before", host=host, instances=before(result["state"]))
-        elif short == "sglang_release" and "previous" in result and "invocation_id" in result:  # not a forecast
+        # A forecast of a switch, or a release that is only staged, names no start.
+        elif short == "sglang_release" and "previous" in result and "invocation_id" in result:
             release = result.get("release") or {}
             self._add("switch", host=host, instance=self._instance(host), release=result["id"],
                       restarted=result.get("restarted"), **made_of(release))  # fmt: skip
@@ -107,7 +108,7 @@ class Recorder:
         for host, reason in sorted((failed or {}).items()):
             if host not in told:
                 self._add("failure", host=host, task=None, message=first_line(reason))
-        for host, instances in sorted(lines.items()):
+        for host, instances in sorted((host, found) for host, found in lines.items() if found):
             self._add("line", host=host, instances={name: dict(line) for name, line in instances.items()})
         unfinished = rollout_report.hosts_with(self.report(), rollout_report.UNFINISHED)
         self._add("end", outcome="ended", rerun=rerun(unfinished) if unfinished else None)

@@ -56,7 +56,6 @@ _FILES = {
     "rollback": "return",
     "rollback_instance": "return",
     "soak": "soak",
-    "drain": "drain",
     "leave": "drain",
     "join": "join",
     "stay": "join",

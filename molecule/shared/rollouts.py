@@ -14,6 +14,7 @@ from typing import Any
 import controller
 import engine
 import starts
+import traffic
 
 UNIT = starts.UNIT
 BATCHES = {"sglang_rollout_batches": [1, 2, "100%"], "sglang_rollout_soak": 0}
@@ -107,6 +108,11 @@ class Fleet:
         text = self.play("playbooks/status.yml", *arguments, "-e", "format=json")
         document = json.loads(text[text.index("\n{") : text.rindex("\n}") + 2])
         return {line["host"]: line for line in document["instances"] if line["host"] in self.names}
+
+    def rotation(self) -> list[str]:
+        """The hosts that the router sends to."""
+        urls = traffic.rotation(self.test_file)
+        return [name for name in self.names if traffic.worker(self.test_file, name) in urls]
 
     def fail_where(self, name: str, **arguments: Any) -> None:
         """From now on a start with these arguments dies on this host while it loads weights; without any, none does."""
