@@ -185,10 +185,14 @@ def _file_mark(value: Any) -> str:
 
 
 def rollback_plan(state: Mapping[str, Any], instances: Sequence[str] = (), release: str = "") -> list[dict[str, Any]]:
-    """What returns to what on a host, [{instance, release_id, unit}]; `state` is what sglang_state says."""
+    """What returns to what on a host, [{instance, release_id, unit}]; `state` is what sglang_state says.
+
+    Without names it is what a benchmark has left on trial, or else every instance.
+    """
     plan = []
+    wanted = instances or [name for name, facts in state["instances"].items() if facts.get("trial")]
     for name, facts in sorted(state["instances"].items()):
-        if instances and name not in instances:
+        if wanted and name not in wanted:
             continue
         target = facts.get("previous_good")
         if release:
@@ -204,7 +208,7 @@ def rollback_problem(state: Mapping[str, Any], instances: Sequence[str] = (), re
     unknown = [name for name in instances if name not in present]
     if unknown:
         return f"has no instance {', '.join(unknown)}; it has {', '.join(sorted(present)) or 'none'}"
-    chosen = sorted(instances or present)
+    chosen = sorted(instances or [name for name, facts in present.items() if facts.get("trial")] or present)
     if not chosen:
         return "has no instance that could go back"
     if release and len(chosen) > 1:
