@@ -379,7 +379,7 @@ def sglang_worker_url(
 ) -> str:
     """How routers know an instance of the host `name`, or nothing.
 
-    One that the inventory no longer names is known by the address of its `release`; what comes in its place often has it.
+    One that the inventory no longer names is known by the address of its `release`; its successor often has it too.
     """
     for worker in sglang_workers([name], hostvars, defaults):
         if worker["instance"] == instance:
