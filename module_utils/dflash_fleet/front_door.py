@@ -41,8 +41,8 @@ def problems(wish: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> l
     models = sorted({str(worker["model"]) for worker in workers if worker.get("model")})
     if len(models) > 1:
         found.append(
-            f"sglang_router_workers: the engines serve different models ({', '.join(models)}), and a router sends a request "
-            "to any of its engines, whatever model it names; give each model a router of its own, with its workers"
+            f"sglang_router_workers: the engines serve different models ({', '.join(models)}), and a router sends a "
+            "request to any of its engines, whatever model it names; give each model a router, with its own workers"
         )
     for worker in workers:
         who = f"{worker['host']} (instance {worker['instance']})"
