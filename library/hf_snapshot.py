@@ -49,6 +49,33 @@ options:
     description: Access token, for gated and private repositories.
     type: str
     default: ""
+  peers:
+    description:
+      - Addresses of M(weights_peer) on other hosts, which are asked one after the other before the hub. One that does
+        not have a file yet is waited for as long as it is at work on it.
+    type: list
+    elements: str
+    default: []
+  peer_token:
+    description: Token that the peers of this run want.
+    type: str
+    default: ""
+  peer_workers:
+    description:
+      - Files that are fetched from a peer at the same time. With one, a file is passed on soonest; more help where one
+        connection does not fill the link.
+    type: int
+    default: 1
+  mirror:
+    description:
+      - A folder on this host that is laid out like O(root), such as an NFS mount or a disk, and is asked first. Its
+        manifests say what is in it; every file is copied and verified.
+    type: path
+    default: ""
+  hub:
+    description: Whether the hub is asked for what neither O(mirror) nor O(peers) brought.
+    type: bool
+    default: true
   allow_patterns:
     description: Only files that match one of these patterns (as in the client). Empty means all.
     type: list
@@ -175,6 +202,10 @@ seconds:
   description: Duration.
   returned: success
   type: float
+source:
+  description: The address or folder that the last files came from.
+  returned: success, outside of check mode
+  type: str
 verified:
   description: V(stat) where sizes and times agreed with the manifest, V(hash) where contents were read.
   returned: success
@@ -195,11 +226,12 @@ kind:
   type: str
 """
 
+import functools
 import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_fleet import snapshot
+from ansible.module_utils.dflash_fleet import peers, snapshot
 
 
 def octal(module: AnsibleModule, option: str) -> int:
@@ -218,6 +250,11 @@ def main() -> None:
             "python": {"type": "path", "default": ""},
             "endpoint": {"type": "str", "default": ""},
             "token": {"type": "str", "default": "", "no_log": True},
+            "peers": {"type": "list", "elements": "str", "default": []},
+            "peer_token": {"type": "str", "default": "", "no_log": True},
+            "peer_workers": {"type": "int", "default": 1},
+            "mirror": {"type": "path", "default": ""},
+            "hub": {"type": "bool", "default": True},
             "allow_patterns": {"type": "list", "elements": "str", "default": []},
             "ignore_patterns": {"type": "list", "elements": "str", "default": []},
             "max_workers": {"type": "int", "default": 8},
@@ -247,6 +284,9 @@ def main() -> None:
         "python": "python",
         "endpoint": "endpoint",
         "token": "token",
+        "peers": "peers",
+        "mirror": "mirror",
+        "peer_token": "peer_token",
         "allow": "allow_patterns",
         "ignore": "ignore_patterns",
         "workers": "max_workers",
@@ -277,11 +317,26 @@ def main() -> None:
         xet=options["xet"],
         names={setting: str(options["variables"].get(option, option)) for setting, option in settings.items()},
     )
+    sources = peers.Sources(
+        mirror=options["mirror"],
+        peers=tuple(options["peers"]),
+        token=options["peer_token"],
+        workers=options["peer_workers"],
+        hub=options["hub"],
+    )
     try:
+        fetch = functools.partial(peers.ensure, given=sources)
         if options["slice"]:
-            result = snapshot.ensure_in_slices(request, options["slice"], check=module.check_mode, warn=module.warn)
+            result = snapshot.ensure_in_slices(
+                request,
+                options["slice"],
+                check=module.check_mode,
+                warn=module.warn,
+                fetch=fetch,
+                fetch_key=sources.fingerprint(),
+            )
         else:
-            result = snapshot.ensure(request, check=module.check_mode, warn=module.warn)
+            result = fetch(request, check=module.check_mode, warn=module.warn)
     except snapshot.SnapshotError as error:
         facts = {k: v for k, v in error.facts.items() if v is not None}
         module.fail_json(msg=str(error), kind=error.kind, path=request.path, **facts)

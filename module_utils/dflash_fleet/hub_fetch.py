@@ -3,10 +3,11 @@
 `snapshot.py` starts this file with that environment's Python and talks to it in JSON lines. Requests come on standard
 input (the token too: a pipe is in no process list, environment or file), answers go to standard output:
 
-    {"repo", "revision", "endpoint", "token", "allow", "ignore", "workers", "stage"}   first line, always
+    {"repo", "revision", "endpoint", "token", "allow", "ignore", "workers", "attempts", "stage"}   first line, always
         -> {"event": "tree", "client", "files": [{"path", "size", "sha1", "sha256"}]}
     {"fetch": [{"path", "size"}, ...]}       any number of times
         -> {"event": "file", "path"} for each, then {"event": "done"}
+    a peer does not have it yet -> {"event": "waiting"}, every few seconds
     any failure -> {"event": "error", "kind", "detail", "status", "path"} and the process ends.
 
 When standard input closes (the module was killed), this process ends too: two runs never write the same files.
@@ -27,15 +28,18 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 # Where a file grows, inside the folder being filled.
 PARTS = os.path.join(".cache", "dflash-fleet")
-# Network trouble that the client gave up on is tried so many times more, from where it stopped.
+# Network trouble that the client gave up on is tried so many times, from where it stopped; a peer that is gone once.
 ATTEMPTS = 3
 NETWORK = {"ConnectError", "TimeoutException", "RemoteProtocolError", "ReadError", "ProxyError"}
+
+T = TypeVar("T")
 
 
 def part_path(stage: str, path: str) -> str:
@@ -67,6 +71,8 @@ def classify(error: BaseException) -> dict[str, Any]:
         kind = "repository_name"
     elif status in (401, 403):
         kind = "unauthorized"
+    elif status == 425:
+        kind = "not_yet"
     elif status == 429:
         kind = "rate_limited"
     elif status is not None and status >= 500:
@@ -117,6 +123,16 @@ class Runner:
             time.sleep(1)
             get_session().head(url, headers=self.headers, timeout=10)
 
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """A peer holds back its answer until it has what was asked for, and after a few seconds says: not yet."""
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                if classify(error)["kind"] != "not_yet":
+                    raise
+            self.send(event="waiting")
+
     def tree(self) -> None:
         from huggingface_hub.utils import filter_repo_objects
 
@@ -124,7 +140,10 @@ class Runner:
         self.knock()
         api = self.hub.HfApi(endpoint=self.endpoint, token=self.token)
         files = {}
-        for entry in api.list_repo_tree(request["repo"], recursive=True, revision=request["revision"]):
+        listing = self.patiently(
+            lambda: list(api.list_repo_tree(request["repo"], recursive=True, revision=request["revision"]))
+        )
+        for entry in listing:
             if isinstance(entry, self.hub.RepoFile):
                 lfs = entry.lfs
                 files[entry.path] = {
@@ -152,15 +171,16 @@ class Runner:
         self.send(event="done")
 
     def fetch_one(self, file: dict[str, Any]) -> None:
-        for attempt in range(ATTEMPTS):
+        attempts = int(self.request["attempts"])
+        for attempt in range(attempts):
             try:
-                self._fetch_one(file["path"], file["size"])
+                self.patiently(lambda: self._fetch_one(file["path"], file["size"]))
                 break
             except Exception as error:
                 kind = classify(error)["kind"]
                 if kind == "size":  # the part is longer or shorter than anything the hub has to add
                     _remove(part_path(self.request["stage"], file["path"]))
-                if attempt + 1 == ATTEMPTS or kind not in ("network", "hub_error", "size"):
+                if attempt + 1 == attempts or kind not in ("network", "hub_error", "size"):
                     raise
                 time.sleep(0.5 if kind == "size" else 2 * (attempt + 1))
         self.send(event="file", path=file["path"])
@@ -171,7 +191,8 @@ class Runner:
         target = os.path.join(stage, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         url = self.hub.hf_hub_url(request["repo"], path, revision=request["revision"], endpoint=self.endpoint)
-        metadata = self.metadata(url, token=self.token, endpoint=self.endpoint, retry_on_errors=True)
+        again = int(request["attempts"]) > 1
+        metadata = self.metadata(url, token=self.token, endpoint=self.endpoint, retry_on_errors=again)
         if metadata.xet_file_data is not None and self.xet:
             self.hub.hf_hub_download(
                 request["repo"],

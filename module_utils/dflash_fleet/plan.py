@@ -79,10 +79,12 @@ def _now(host: Mapping[str, Any], instance: str) -> str:
     condition = found.get("condition") or "absent"
     if condition == "absent":
         return "nothing"
-    release = found.get("release") or {}
+    by_hand = found.get("by_hand")
+    release = (by_hand or found).get("release") or {}
     unit = found.get("unit") or release.get("unit") or "no unit"
     version = (release.get("engine") or {}).get("version")
-    return ", ".join([unit, *([f"SGLang {version}"] if version else []), condition])
+    marks = [f"SGLang {version}"] if version else []
+    return ", ".join([unit, *marks, condition, *(["started by hand"] if by_hand else [])])
 
 
 def changes(result: Mapping[str, Any], release: Mapping[str, Any]) -> list[str]:
@@ -124,7 +126,7 @@ def forecast(result: Mapping[str, Any], found: Mapping[str, Any], took: str = ""
         return ["first deployment of this instance: fetches what is missing, then starts"]
     took = took or duration(_took(found))
     last = f" (the last good start took {took})" if took != "-" else ""
-    lines = changes(result, found["release"])
+    lines = changes(result, (found.get("by_hand") or found)["release"])
     if lines:
         lines.append(f"a restart follows{last}")
     else:

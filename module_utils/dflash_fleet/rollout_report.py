@@ -208,9 +208,11 @@ def _close(hosts: Mapping[str, dict[str, Any]], now: float, cut: bool) -> None:
 def _judge(host: dict[str, Any], over: bool) -> None:
     """One word for how the host's turn ended or stands, and the sums that stand beside it."""
     words = {str((instance["line"] or {}).get("state")) for instance in host["instances"].values()}
+    # What did not last after its gate went back as well, and serves again.
+    went_back = any(bar["phase"] == "return" for bar in host["bars"]) and host["attempts"][-1:]
     if host["unreachable"]:
         word = "unreachable"
-    elif "rolled back" in words:
+    elif "rolled back" in words or (host["failure"] and went_back and went_back[0]["outcome"] == "ready"):
         word = "rolled back"
     elif host["failure"] or "failed" in words:
         word = "failed"

@@ -40,12 +40,14 @@ MANIFEST = ".dflash-fleet.json"
 SCHEMA = 1
 CACHE = ".cache"
 VERIFIED = os.path.join(CACHE, "dflash-fleet", "verified.jsonl")
+LISTING = os.path.join(CACHE, "dflash-fleet", "listing.json")
 REVISION = re.compile(r"[0-9a-f]{40}")
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 DEFAULT_ENDPOINT = "https://huggingface.co"
 HASH_CHUNK = 1 << 20
 # Directory entries, our own files: a filesystem needs a little more than the sum of the sizes.
 INODE_MARGIN = 64
+CLIENT_FOLDER = "dflash-fleet-fetch-"
 LOCK_SECONDS = 20
 POLL_SECONDS = 0.5
 GROWTH_SECONDS = 5
@@ -81,6 +83,7 @@ class Request:
     directory_mode: int = 0o750
     timeout: float = 0  # seconds for the whole fetch; 0: no limit
     stall: float = 300  # seconds without a byte
+    attempts: int = hub_fetch.ATTEMPTS  # how often network trouble with a file is tried again
     full: bool = False
     xet: bool = True
     tmpdir: str | None = None
@@ -280,15 +283,54 @@ def remove_tree(path: str) -> None:
 # Manifest
 
 
-def read_manifest(folder: str) -> dict[str, Any] | None:
+def read_files(path: str, keys: set[str]) -> dict[str, Any] | None:
+    """A file of ours that describes a revision's files, None where it is not there or not whole."""
     try:
-        with open(os.path.join(folder, MANIFEST), encoding="utf-8") as stream:
-            manifest = json.load(stream)
-        ok = manifest["schema"] == SCHEMA
-        ok = ok and all({"path", "size", "mtime_ns", "sha256"} <= f.keys() for f in manifest["files"])
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        ok = found["schema"] == SCHEMA and all(keys <= f.keys() for f in found["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if ok else None
+    return found if ok else None
+
+
+def read_manifest(folder: str) -> dict[str, Any] | None:
+    return read_files(os.path.join(folder, MANIFEST), {"path", "size", "mtime_ns", "sha256"})
+
+
+def read_listing(stage: str) -> dict[str, Any] | None:
+    """What the hub said the revision consists of, while it is being fetched."""
+    return read_files(os.path.join(stage, LISTING), {"path", "size", "sha1", "sha256"})
+
+
+def read_verified(stage: str) -> dict[str, dict[str, Any]]:
+    """Files of a stage that were verified: path -> SHA-256, size, time and inode as they were then."""
+    records: dict[str, dict[str, Any]] = {}
+    try:
+        with open(os.path.join(stage, VERIFIED), encoding="utf-8") as stream:
+            for line in stream:
+                try:
+                    record = json.loads(line)
+                    records[record["path"]] = record
+                except (ValueError, KeyError, TypeError):
+                    continue  # the line that a kill cut off
+    except FileNotFoundError:
+        pass
+    return records
+
+
+def same_selection(request: Request, manifest: dict[str, Any]) -> bool:
+    """Whether a manifest or listing is of the wanted files of the wanted revision."""
+    return all(manifest.get(name) == value for name, value in selection(request).items())
+
+
+def selection(request: Request) -> dict[str, Any]:
+    return {
+        "repo": request.repo,
+        "revision": request.revision,
+        "allow_patterns": sorted(request.allow),
+        "ignore_patterns": sorted(request.ignore),
+    }
 
 
 def write_manifest(folder: str, request: Request, hashes: dict[str, str], client: str) -> dict[str, Any]:
@@ -298,23 +340,24 @@ def write_manifest(folder: str, request: Request, hashes: dict[str, str], client
         files.append({"path": path, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": hashes[path]})
     manifest = {
         "schema": SCHEMA,
-        "repo": request.repo,
-        "revision": request.revision,
-        "allow_patterns": sorted(request.allow),
-        "ignore_patterns": sorted(request.ignore),
+        **selection(request),
         "client": client,
         "written_at": datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "files": files,
     }
-    target = os.path.join(folder, MANIFEST)
+    write_json(os.path.join(folder, MANIFEST), manifest)
+    return manifest
+
+
+def write_json(target: str, value: Any) -> None:
+    """Whole or not at all."""
     fresh = target + ".new"
     with open(fresh, "w", encoding="utf-8") as stream:
-        json.dump(manifest, stream, indent=1)
+        json.dump(value, stream, indent=1)
         stream.write("\n")
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(fresh, target)
-    return manifest
 
 
 def stat_check(folder: str, manifest: dict[str, Any]) -> dict[str, str]:
@@ -430,12 +473,40 @@ def client_source() -> str:
     return str(loader.get_source(hub_fetch.__name__))
 
 
+def client_folder(parent: str | None) -> tuple[str, int]:
+    """A folder for one run of the client, and the lock that says it is in use; what killed runs left is removed."""
+    parent = parent or tempfile.gettempdir()
+    for name in os.listdir(parent):
+        if not name.startswith(CLIENT_FOLDER):
+            continue
+        path = os.path.join(parent, name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone in between, or none of ours
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue  # somebody works with it
+        finally:
+            os.close(descriptor)
+    # Under another name until it is locked.
+    fresh = tempfile.mkdtemp(prefix="." + CLIENT_FOLDER, dir=parent)
+    descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    folder = os.path.join(parent, os.path.basename(fresh)[1:])
+    os.rename(fresh, folder)
+    return folder, descriptor
+
+
 class Client:
     """The real client in the tool environment; see hub_fetch.py for what is said over the pipes."""
 
     def __init__(self, request: Request, lock: int | None) -> None:
         self.request = request
-        self.folder = tempfile.mkdtemp(prefix="dflash-fleet-fetch-", dir=request.tmpdir)
+        self.folder, in_use = client_folder(request.tmpdir)
         script = os.path.join(self.folder, "hub_fetch.py")
         with open(script, "w", encoding="utf-8") as stream:
             stream.write(client_source())
@@ -448,10 +519,11 @@ class Client:
             stderr=self.errors,
             env=client_environment(request, self.folder),
             cwd=self.folder,
-            pass_fds=[] if lock is None else [lock],
+            pass_fds=[in_use, *([] if lock is None else [lock])],
             text=True,
             encoding="utf-8",
         )
+        os.close(in_use)  # from here on it is in use as long as the client lives
         self.events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._say(
@@ -463,6 +535,7 @@ class Client:
                 "allow": request.allow,
                 "ignore": request.ignore,
                 "workers": request.workers,
+                "attempts": request.attempts,
                 "stage": request.stage,
             }
         )
@@ -626,7 +699,7 @@ class Snapshot:
         if os.path.lexists(request.path) and (os.path.islink(request.path) or not os.path.isdir(request.path)):
             raise SnapshotError("path", f"{request.path} is in the way: it is not a folder; move it away")
         manifest = read_manifest(request.path) if os.path.isdir(request.path) else None
-        if manifest is not None and self._same_selection(manifest):
+        if manifest is not None and same_selection(request, manifest):
             done = self._check_published(manifest)
             if done is not None:
                 return done
@@ -644,16 +717,7 @@ class Snapshot:
         """Whether stat calls alone say that there is nothing to fetch and nothing to read."""
         request = self.request
         manifest = None if request.full else read_manifest(request.path)
-        return manifest is not None and self._same_selection(manifest) and not stat_check(request.path, manifest)
-
-    def _same_selection(self, manifest: dict[str, Any]) -> bool:
-        request = self.request
-        return (
-            manifest.get("repo") == request.repo
-            and manifest.get("revision") == request.revision
-            and manifest.get("allow_patterns") == sorted(request.allow)
-            and manifest.get("ignore_patterns") == sorted(request.ignore)
-        )
+        return manifest is not None and same_selection(request, manifest) and not stat_check(request.path, manifest)
 
     # -- a folder that was published before
 
@@ -764,8 +828,10 @@ class Snapshot:
         size, moved, looked = -1, time.monotonic(), 0.0
         while True:
             event = client.next(POLL_SECONDS)
-            if event is not None:
+            if event is not None and event["event"] != "waiting":
                 return event
+            if event is not None:
+                moved = time.monotonic()  # a peer that waits itself is no standstill
             if tick is not None:
                 tick()
             now = time.monotonic()
@@ -804,12 +870,13 @@ class Snapshot:
         check_space(request, sum(f["size"] for f in missing) - parts, len(missing))
         if missing:
             os.makedirs(os.path.join(request.stage, hub_fetch.PARTS), mode=request.directory_mode, exist_ok=True)
+            write_json(os.path.join(request.stage, LISTING), {"schema": SCHEMA, **selection(request), "files": tree})
             # Of the whole repository, so that a second run begins where the first one stopped.
             before = folder_size(request.stage) - parts
             here = sum(f["size"] for f in tree) - sum(f["size"] for f in missing)
             total = sum(f["size"] for f in tree)
             self.progress.begin("fetch", total, lambda: here + folder_size(request.stage) - before)
-            good.update(self._download(client, missing))
+            good.update(self._download(client, missing, attributes))
             self.fetched -= parts
         client.close()
         if repair:
@@ -839,17 +906,7 @@ class Snapshot:
         request, stage = self.request, self.request.stage
         if not os.path.isdir(stage):
             return {}
-        records: dict[str, dict[str, Any]] = {}
-        try:
-            with open(os.path.join(stage, VERIFIED), encoding="utf-8") as stream:
-                for line in stream:
-                    try:
-                        record = json.loads(line)
-                        records[record["path"]] = record
-                    except (ValueError, KeyError, TypeError):
-                        continue  # the line that a kill cut off
-        except FileNotFoundError:
-            pass
+        records = read_verified(stage)
         keep = {hub_fetch.part_path(stage, p) for p in wanted if p not in have}
         keep.add(os.path.join(stage, VERIFIED))
         good, unknown, found = {}, [], []
@@ -888,7 +945,7 @@ class Snapshot:
             total += size if size <= file["size"] else 0
         return total
 
-    def _download(self, client: Client, missing: list[dict[str, Any]]) -> dict[str, str]:
+    def _download(self, client: Client, missing: list[dict[str, Any]], attributes: Attributes) -> dict[str, str]:
         """Fetch files and hash each as soon as it is complete, while others are still coming."""
         request = self.request
         wanted = {f["path"]: f for f in missing}
@@ -900,6 +957,9 @@ class Snapshot:
 
         records = os.open(os.path.join(request.stage, VERIFIED), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            # Who passes verified files on to other hosts is no more than a member of the group.
+            for path in owned_paths(request.stage, [VERIFIED, LISTING]):
+                attributes.apply(path)
             with ThreadPoolExecutor(max_workers=hash_workers()) as pool:
                 todo, again = missing, False
                 while todo:
@@ -911,7 +971,7 @@ class Snapshot:
                             break
                         path = event["path"]
                         self.fetched += wanted[path]["size"]
-                        checks[path] = pool.submit(self._verify, wanted[path], records)
+                        checks[path] = pool.submit(self._verify, wanted[path], records, attributes)
                         good.update({p: h for p, c in checks.items() if c.done() and (h := c.result())})
                     failed = []
                     for path, check in checks.items():
@@ -934,10 +994,12 @@ class Snapshot:
             os.close(records)
         return good
 
-    def _verify(self, file: dict[str, Any], records: int) -> str | None:
+    def _verify(self, file: dict[str, Any], records: int, attributes: Attributes) -> str | None:
         path = os.path.join(self.request.stage, file["path"])
         sha256 = matches(path, file)
         if sha256:
+            for owned in owned_paths(self.request.stage, [file["path"]]):
+                attributes.apply(owned)
             fsync_path(path)
             info = os.lstat(path)
             record = {"path": file["path"], "sha256": sha256}
@@ -1111,9 +1173,14 @@ def ensure(
 
 
 def ensure_in_slices(
-    request: Request, seconds: float, check: bool = False, warn: Callable[[str], None] = lambda _text: None
+    request: Request,
+    seconds: float,
+    check: bool = False,
+    warn: Callable[[str], None] = lambda _text: None,
+    fetch: Callable[..., dict[str, Any]] = ensure,
+    fetch_key: str = "",
 ) -> dict[str, Any]:
-    """`ensure`, of which this run waits for `seconds` at most: {"finished": False, "progress": ...} until it is done.
+    """`fetch`, of which this run waits for `seconds` at most: {"finished": False, "progress": ...} until it is done.
 
     What takes long goes on in a process of its own, until nobody has asked for it for some minutes. A run that comes
     after one whose controller died goes on watching the same fetch.
@@ -1130,13 +1197,13 @@ def ensure_in_slices(
     def work() -> dict[str, Any]:
         warnings: list[str] = []
         try:
-            return {"done": ensure(request, check, warnings.append, progress), "warnings": warnings}
+            return {"done": fetch(request, check=check, warn=warnings.append, progress=progress), "warnings": warnings}
         except SnapshotError as error:
             return {"error": [error.kind, str(error), error.facts], "warnings": warnings}
 
     name = f"{request.path} {'looked at' if check else 'fetched'}"
     try:
-        finished, answer = background.look(name, request.fingerprint(), seconds, begin, progress.look)
+        finished, answer = background.look(name, request.fingerprint() + fetch_key, seconds, begin, progress.look)
     except background.Busy:
         raise SnapshotError("busy", f"another run is fetching {request.repo} on this host: wait for it to end")
     except background.Died as error:
@@ -1148,7 +1215,7 @@ def ensure_in_slices(
     if not finished:
         return {"finished": False, "changed": False, "path": request.path, "progress": answer}
     if answer is None:
-        return {"finished": True, **ensure(request, check, warn)}
+        return {"finished": True, **fetch(request, check=check, warn=warn)}
     for text in answer.get("warnings", []):
         warn(text)
     if "error" in answer:

@@ -122,6 +122,11 @@ def note(facts: Mapping[str, Any], unit: Mapping[str, Any] | None) -> str:
                      else "systemd starts it again after a crash: run playbooks/diagnose.yml")
     elif condition == "stopped" and unit and unit["enabled"] == "enabled":
         parts.append("starts at the next boot")
+    if facts.get("trial"):
+        parts.append(
+            f"on trial since {str(facts['trial']['begun_at'])[:19]}Z; a benchmark that was cut short: run it again, or "
+            "playbooks/rollback.yml"
+        )
     if facts.get("by_hand"):
         wanted = (facts.get("release") or {}).get("unit")
         parts.append(f"started by hand; a deployment and the next boot start {wanted}")

@@ -320,6 +320,19 @@ def test_plan_says_what_changes_and_how_long_it_took() -> None:
     assert "recorded fallback disable_cuda_graph (sglang_cuda_graph: disabled) for cuda_graph_replay_failure" in text
 
 
+def test_plan_of_a_host_where_someone_started_another_profile() -> None:
+    """The inventory's release is current, and a deployment restarts all the same."""
+    found = state()
+    other = filters.sglang_resolve({**filters.sglang_requests(VARIABLES)[0], "profile": "tp8"})
+    record = ladder.release_record(other, "/var/lib/sglang/venvs/0123456789abcdef", "")
+    found["main"].update(unit=other["unit"], by_hand={"unit": other["unit"], "release_id": "r0", "release": record})
+    facts = {"sglang_plan_state": {"state": {"instances": found}}}
+    text = filters.sglang_plan(filters.sglang_plan_hosts(["gpu-01"], {"gpu-01": facts}, VARIABLES))
+    assert "now       sglang-main-tp8.service, SGLang 0.5.11, serving, started by hand" in text
+    assert "profile: tp8 -> ep8" in text
+    assert "a restart follows" in text
+
+
 @pytest.mark.parametrize(("fallbacks", "changes"), [(["disable_cuda_graph"], False), ([], True)])
 def test_plan_begins_with_the_recorded_rung_that_the_inventory_still_lists(fallbacks: list[str], changes: bool) -> None:
     facts = {

@@ -44,7 +44,7 @@ class Run:
     def turn(self, host: str, *gates: dict[str, Any]) -> None:
         self.task(host, "gpu_facts", "gpu_host", took=2)
         self.task(host, "sglang_release", "sglang_service", took=1,
-                  result={"id": "new", "previous": "old", "release": RELEASE, "invocation_id": "i"})  # fmt: skip
+                  result={"id": "new", "previous": "old", "release": RELEASE, "invocation_id": "1"})  # fmt: skip
         for gate in gates:
             self.task(host, "sglang_wait", "sglang_service", took=gate["seconds"], result=gate)
 
@@ -199,6 +199,26 @@ def test_waiting_for_others_is_not_work(tmp_path):
         run.task(host, "sglang_release", "sglang_service", took=1)
     bars = {name: host["bars"][0] for name, host in by_host(run.end()).items()}
     assert {name: bar["end"] - bar["begin"] for name, bar in bars.items()} == {"a": 10, "b": 20, "c": 30}
+
+
+def test_what_did_not_last_its_soak_is_rolled_back(tmp_path):
+    run = Run(tmp_path)
+    run.recorder.turn_begins()
+    run.turn("a", READY)
+    run.task("a", "ansible.builtin.pause", "", "soak | Let the first batch serve for a while", took=15)
+    run.task("a", "sglang_wait", "sglang_service", "return | Wait until it serves", READY, took=9)
+    run.facts("a", sglang_failure={"task": "return_failed | End this host", "message": "a: main crashed"})
+    run.facts("a", sglang_had_turn=True)
+    found = by_host(run.end(a=line("serving"), b=line("waiting"), c=line("waiting")))["a"]
+    assert found["outcome"] == "rolled back"
+    assert [bar["phase"] for bar in found["bars"]] == ["host", "switch", "load", "soak", "return"]
+
+
+def test_a_forecast_is_no_switch(tmp_path):
+    run = Run(tmp_path)
+    run.recorder.turn_begins()
+    run.task("a", "sglang_release", "sglang_service", result={"id": "new", "previous": "old", "release": RELEASE})
+    assert by_host(run.end())["a"]["instances"]["main"]["after"] is None
 
 
 def test_a_phase_of_skipped_tasks_is_no_bar(tmp_path):

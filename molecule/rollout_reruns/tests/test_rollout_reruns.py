@@ -36,16 +36,9 @@ def test_the_whole_look_changes_nothing_either():
     assert FLEET.invocations() == before
 
 
-def status(*arguments):
-    """The fleet as data, by host."""
-    text = FLEET.play("playbooks/status.yml", *arguments, "-e", "format=json")
-    document = json.loads(text[text.index("\n{") : text.rindex("\n}") + 2])
-    return {line["host"]: line for line in document["instances"]}
-
-
 def test_status_says_what_engines_do_and_what_drifted():
     engine.generate(FLEET.host(SECOND), "a story", 400)
-    lines = status(*wish(sglang_rollout_batches=["100%"]))
+    lines = FLEET.status(*wish(sglang_rollout_batches=["100%"]))
     assert list(lines) == HOSTS
     assert {line["state"] for line in lines.values()} == {"serving"}
     assert {name: line["drift"] for name, line in lines.items()} == {name: [] for name in HOSTS}
@@ -53,10 +46,10 @@ def test_status_says_what_engines_do_and_what_drifted():
     assert all(line["tokens_per_second"] is not None and line["restarts"] == 0 for line in lines.values())
     link = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
     engine.sudo(FLEET.host(THIRD), f"rm {link}")
-    moved = status(*wish(sglang_rollout_batches=["100%"]))
+    moved = FLEET.status(*wish(sglang_rollout_batches=["100%"]))
     assert link in moved[THIRD]["drift"]
     assert moved[FIRST]["drift"] == []
-    assert status()[FIRST]["drift"] == ["the wish"], "what the command line said belongs to it"
+    assert FLEET.status()[FIRST]["drift"] == ["the wish"], "what the command line said belongs to it"
     text = FLEET.play("playbooks/status.yml", *wish(sglang_rollout_batches=["100%"]))
     assert re.search(rf"^{THIRD} .* main and \d+ more|^{THIRD} .* {link}", text, re.M), text
 
