@@ -79,6 +79,12 @@ def test_problems(wish: dict[str, Any], worker: dict[str, Any], word: str | None
     assert not word or word in found[0]
 
 
+def test_a_router_is_for_one_model() -> None:
+    """sglang-router 0.3.2 does not look at a request's model, and its mode that does needs the internet to start."""
+    assert front_door.problems(WISH, [{**WORKER, "model": "a"}, {**WORKER, "model": "a"}]) == []
+    assert "(a, b)" in front_door.problems(WISH, [{**WORKER, "model": "b"}, {**WORKER, "model": "a"}])[0]
+
+
 def test_a_router_before_nobody_is_a_mistake() -> None:
     assert "no engine" in front_door.problems(WISH, [])[0]
 
