@@ -32,7 +32,8 @@ from typing import Any
 
 from support import BIN, ROOT
 
-sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "rehearsal")]
+sys.path.insert(0, str(ROOT / "module_utils"))
+sys.path.insert(0, str(ROOT / "rehearsal"))
 import hub as rehearsal_hub
 from dflash_fleet import snapshot
 
