@@ -39,6 +39,7 @@ prepare: .venv/.complete  ## container tools, host image, wheels and models that
 	@$(BIN)/python rehearsal/fleet.py prerequisites --install
 	@$(BIN)/python rehearsal/fleet.py image
 	@$(BIN)/python rehearsal/wheels.py hf-client
+	@$(BIN)/python rehearsal/wheels.py sglang-router
 	@for release in $(REHEARSAL_RELEASES); do $(BIN)/python rehearsal/wheels.py rehearsal $$release; done
 	@$(BIN)/python rehearsal/wheels.py cpu
 
@@ -86,6 +87,19 @@ real-parsers: .venv/.complete  ## compare it and every configuration with SGLang
 	@$(BIN)/python rehearsal/wheels.py cpu
 	@$(BIN)/python tests/parsers/environment.py $(RELEASES)
 	@DFLASH_FLEET_REAL_PARSERS="$(or $(RELEASES),all)" $(BIN)/pytest -q tests/parsers/test_real_parsers.py
+
+.PHONY: docs
+docs: .venv/.complete  ## the site of docs/, in .cache/site
+	@$(BIN)/mkdocs build
+
+.PHONY: wheel
+wheel: .venv/.complete  ## the command dflash-fleet as a wheel, in .cache/dist
+	@$(BIN)/hatchling build -t wheel -d .cache/dist
+
+.PHONY: changelog
+changelog: .venv/.complete  ## move what changes/ holds into CHANGELOG.md, as VERSION
+	@test -n "$(VERSION)" || { echo "make changelog VERSION=0.2.0"; exit 2; }
+	@$(BIN)/towncrier build --yes --version "$(VERSION)"
 
 .PHONY: bench
 bench: .venv/.complete  ## one benchmark by NAME, its figures as JSON on the last line

@@ -38,36 +38,40 @@ class ActionModule(ActionBase):
             choice.objective(wanted)
         except (bench.ResultError, choice.ObjectiveError, OSError) as problem:
             return {**result, "failed": True, "msg": str(problem)}
-        records, others = bench.comparable(r for r in records if not hosts or r["host"] in hosts)
-        if not records:
+        groups, others = bench.groups(record for record in records if not hosts or record["host"] in hosts)
+        if not groups:
             return {**result, "failed": True, "msg": f"{folder} holds no results of these hosts"}
-        lines = [bench_report.text(records, wanted)]
+        lines = []
+        for group in groups:
+            lines += [", ".join(bench_page.facts(group)[:4]), bench_report.text(group, wanted), ""]
         if others:
-            lines.append(f"  ({others} older results of other releases or models are left out)")
-        written, problem = self._write(folder, records, wanted)
+            lines.append(f"  ({others} results of releases or models before are left out)")
+        written, problem = self._write(folder, groups, wanted)
         lines.append(f"  page: {written}" + (f" ({problem})" if problem else ""))
         display.display("\n" + "\n".join(lines) + "\n")
         return {
             **result,
             "changed": False,
-            "answer": choice.choose(records, wanted),
-            "speculation": choice.speculation(records),
+            "answers": [choice.choose(group, wanted) for group in groups],
+            "speculation": [choice.speculation(group) for group in groups],
             "page": written,
         }
 
     @staticmethod
-    def _write(folder: str, records: list[dict[str, Any]], wanted: Any) -> tuple[str, str]:
+    def _write(folder: str, groups: list[list[dict[str, Any]]], wanted: Any) -> tuple[str, str]:
         """The page, and its images by themselves for tickets."""
-        problem = ""
+        problem, drawn = "", []
         try:
-            images = bench_page.plots(records, ("svg", "png"))
+            for number, group in enumerate(groups):
+                salt = f"{number}-" if number else ""
+                drawn.append(bench_page.plots(group, ("svg", "png"), salt))
+                for name, kinds in drawn[-1].items():
+                    for kind, content in kinds.items():
+                        with open(os.path.join(folder, f"{salt}{name}.{kind}"), "wb") as image:
+                            image.write(content)
         except ImportError:
-            images, problem = {}, "without plots: pip install matplotlib"
-        for name, kinds in images.items():
-            for kind, content in kinds.items():
-                with open(os.path.join(folder, f"{name}.{kind}"), "wb") as image:
-                    image.write(content)
+            drawn, problem = [{} for _ in groups], "without plots: pip install matplotlib"
         path = os.path.join(folder, "index.html")
         with open(path, "w", encoding="utf-8") as page:
-            page.write(bench_page.page(records, wanted, images))
+            page.write(bench_page.page(groups, wanted, drawn))
         return path, problem

@@ -231,24 +231,39 @@ def _archive(source: str, digest: str) -> Path:
         found = Path(source).expanduser()
         if not found.is_file():
             raise AnsibleError(f"sglang_venv_python_archive: there is no {source} on the controller")
-    else:
-        found = _wheels_tool().cache_dir() / "pythons" / digest / (source.rstrip("/").rpartition("/")[2] or "archive")
-        if not found.is_file():
-            display.display(f"controller  fetching {source}")
-            found.parent.mkdir(parents=True, exist_ok=True)
-            partial = found.with_name(f".{found.name}.{os.getpid()}")
-            try:
-                with open_url(source, timeout=60) as answer, partial.open("wb") as out:
-                    shutil.copyfileobj(answer, out, 1 << 20)
-                if venvs.sha256(partial) == digest:
-                    os.replace(partial, found)
-            except OSError as problem:
-                raise AnsibleError(f"sglang_venv_python_archive: {source} cannot be fetched: {problem}")
-            finally:
-                partial.unlink(missing_ok=True)
-    if not found.is_file() or venvs.sha256(found) != digest:
-        raise AnsibleError(f"sglang_venv_python_sha256: {source} has another SHA-256")
-    return found
+        _check_hash(source, found, digest)
+        return found
+    return _fetched(source, digest)
+
+
+def _check_hash(source: str, file: Path, digest: str) -> None:
+    known = venvs.sha256(file)
+    if known != digest:
+        raise AnsibleError(f"sglang_venv_python_sha256: {source} has the SHA-256 {known}, wanted is {digest}")
+
+
+def _fetched(source: str, digest: str) -> Path:
+    """The archive from its address, kept by the hash that it should have; a file with another one is not kept as it."""
+    tool = _wheels_tool()
+    folder = tool.cache_dir() / "pythons" / digest
+    found = folder / (source.split("?")[0].rstrip("/").rpartition("/")[2] or "archive")
+    # Hosts of a batch ask at the same moment: one fetches, the others find it.
+    with tool.locked(folder.with_name(digest + ".lock")):
+        if found.is_file() and venvs.sha256(found) == digest:
+            return Path(found)
+        display.display(f"controller  fetching {source}")
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = found.with_name("." + found.name)
+        try:
+            with open_url(source, timeout=60) as answer, partial.open("wb") as out:
+                shutil.copyfileobj(answer, out, 1 << 20)
+            _check_hash(source, partial, digest)
+            os.replace(partial, found)
+        except OSError as problem:
+            raise AnsibleError(f"sglang_venv_python_archive: {source} cannot be fetched: {problem}")
+        finally:
+            partial.unlink(missing_ok=True)
+    return Path(found)
 
 
 def _portions(wheels: list[Path]) -> list[list[Path]]:

@@ -153,7 +153,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the table, write the report."""
         lines = {host: (stats.custom.get(host) or {}).get("sglang_summary") or {} for host in stats.processed}
-        self.recorder.ends(lines, self.rerun)
+        self.recorder.ends(lines, self.rerun, {host: self.reasons.get(host, "failed") for host in stats.failures})
         waiting = {host for host, found in lines.items() if any(line["state"] == "waiting" for line in found.values())}
         if self.recorder.folder:
             # The last play, which says it, does not come where a batch was lost whole.
@@ -194,4 +194,6 @@ class CallbackModule(CallbackBase):
         default = os.path.realpath(os.path.join("inventory", "demo"))
         sources = [source for source in context.CLIARGS.get("inventory") or () if os.path.realpath(source) != default]
         named = [os.path.relpath(source) if os.path.exists(source) else source for source in sources]
-        return rollout.rerun(self.playbook, named, sys.argv[1:], hosts)
+        # The command `dflash-fleet` says how it was called.
+        command = os.environ.get("DFLASH_FLEET_COMMAND", "").split() or ["ansible-playbook", self.playbook]
+        return rollout.rerun(command, named, sys.argv[1:], hosts)

@@ -5,6 +5,7 @@ Thin: the work is done by the package `dflash_fleet` in module_utils, which the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,11 @@ PER_HOST = ("version", "build", "profiles", "router", "gpu_architecture", "root"
 
 #: Keys that only an instance has: they have no variable of the whole host.
 INSTANCE_ONLY = ("gpus", "numa_nodes")
+
+#: What a profile on standby may not have of its own: it is the same instance with the same model at the same address.
+NOT_OF_STANDBY = (
+    "instance", "state", "standby_profiles", "host", "port", "model", "model_revision", "served_model_name",
+)  # fmt: skip
 STATES = ("present", "absent")
 
 #: How an instance spells a key, where it differs from the request's.
@@ -115,16 +121,19 @@ def sglang_requests(
     base["api_key_error"] = _api_key_error(key) if key else ""
     base.update(_native(place or {}))
     base["errors"] = _fallback_errors(given.get("sglang_fallbacks") or [])
+    base["standby_profiles"] = given.get("sglang_standby_profiles") or []
     instances = given.get("sglang_instances") or [{}]
     if not isinstance(instances, list) or not all(isinstance(item, dict) for item in instances):
         wrong = "sglang_instances is not a list of mappings; write - {name: a, profile: ..., port: ...}"
-        return [{**base, "instance": "main", "errors": [*base["errors"], ("sglang_instances", wrong)]}]
-    requests = [_instance(base, item) for item in instances if item.get("state") != "absent"]
+        instances, base["errors"] = [{}], [*base["errors"], ("sglang_instances", wrong)]
+    requests = [_with_standby(_instance(base, item)) for item in instances if item.get("state") != "absent"]
     return [_measured(request, given, host) for request in requests]
 
 
 def _measured(request: dict[str, Any], given: Mapping[str, Any], host: str) -> dict[str, Any]:
     """`profile: auto` as the recorded benchmark answers it: the configuration that was best, or why there is none."""
+    if isinstance(request.get("standby"), list):
+        request = {**request, "standby": [_measured(other, given, host) for other in request["standby"]]}
     if request.get("profile") != "auto" or request.get("build") == "cpu":
         return request
     folder, wanted = str(given.get("sglang_benchmark_dir") or ""), given.get("sglang_objective", "throughput")
@@ -165,7 +174,7 @@ def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any
                 wrong = f"sglang_instances: state {value!r} is unknown; write one of {', '.join(STATES)}"
                 request["errors"].append(("sglang_instances", wrong))
             continue
-        known = {*PER_INSTANCE, *INSTANCE_ONLY, "instance"}
+        known = {*PER_INSTANCE, *INSTANCE_ONLY, "instance", "standby_profiles"}
         if name not in known or (spelled == name and name in _INSTANCE_KEYS.values()):
             hint = profiles.suggestion(spelled, {*known, *_INSTANCE_KEYS} - set(_INSTANCE_KEYS.values()))
             wrong = f"sglang_instances: an instance has the unknown key {spelled!r}{hint}"
@@ -174,6 +183,30 @@ def _instance(base: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, Any
         if name in ("extra_args", "environment") and isinstance(value, dict):
             value = {**(base.get(name) or {}), **value}
         request[name] = value
+    return request
+
+
+def _with_standby(request: dict[str, Any]) -> dict[str, Any]:
+    """The request with a request in `standby` for each profile that `standby_profiles` names: a name, or a mapping."""
+    listed = request.pop("standby_profiles")
+    if not isinstance(listed, list):
+        return {**request, "standby": listed}
+    shared = {key: request[key] for key in INSTANCE_ONLY}
+    request["standby"] = []
+    for item in listed:
+        own = {"profile": item} if isinstance(item, str) else item
+        wrong = ""
+        if not isinstance(own, dict) or not own.get("profile"):
+            wrong = f"sglang_standby_profiles: {item!r} names no profile; write tp8, or {{profile: pp8, drafter: none}}"
+        else:
+            refused = sorted(key for key in own if _INSTANCE_KEYS.get(key, key) in NOT_OF_STANDBY)
+            if refused:
+                wrong = f"sglang_standby_profiles: {own['profile']} may have no {', '.join(refused)} of its own"
+        if wrong:
+            request["errors"].append(("sglang_standby_profiles", wrong))
+        else:
+            standby = _instance(request, {**shared, **own})
+            request["standby"].append({**standby, "instance": request["instance"], "standby": []})
     return request
 
 
@@ -304,11 +337,40 @@ def sglang_plan_problems(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [name for name, host in hosts.items() if host["problems"]]
 
 
+def sglang_reports(playbooks: str) -> str:
+    """Folder for what a run leaves on the controller: as the command `dflash-fleet` says, else beside the playbooks."""
+    return os.environ.get("DFLASH_FLEET_REPORTS") or f"{playbooks}/../reports"
+
+
+def sglang_workers(
+    names: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What a router in front of these hosts sends to, [{host, instance, url, key, model}]; from the inventory alone."""
+    found = []
+    for name in names:
+        facts = hostvars[name]
+        given = {key: facts.get(key, default) for key, default in defaults.items()}
+        for request in sglang_requests(given):
+            address = str(request["host"])
+            if address in ("0.0.0.0", "::"):
+                address = str(facts.get("ansible_host") or name)
+            shown = f"[{address}]" if ":" in address else address
+            found.append({
+                "host": str(name),
+                "instance": request["instance"],
+                "url": f"http://{shown}:{request['port']}",
+                "key": bool(request["api_key_set"]),
+                "model": str(request.get("served_model_name") or request.get("model") or ""),
+            })
+    return found
+
+
 class FilterModule:
     """What Ansible loads."""
 
     def filters(self) -> dict[str, Any]:
         return {
+            "sglang_reports": sglang_reports,
             "sglang_requests": sglang_requests,
             "sglang_place": sglang_place,
             "sglang_validate": sglang_validate,
@@ -320,4 +382,5 @@ class FilterModule:
             "sglang_plan": sglang_plan,
             "sglang_plan_hosts": sglang_plan_hosts,
             "sglang_plan_problems": sglang_plan_problems,
+            "sglang_workers": sglang_workers,
         }

@@ -13,7 +13,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import ladder, preflight, rollout, status
+from ansible.module_utils.dflash_fleet import front_door, ladder, preflight, rollout, status
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
@@ -35,6 +35,8 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Name to function."""
         return {
+            "sglang_engine_hosts": front_door.engine_hosts,
+            "sglang_router_problems": front_door.problems,
             "sglang_of_hosts": of_hosts,
             "sglang_batches": rollout.batches,
             "sglang_batch_sizes": rollout.sizes_of,

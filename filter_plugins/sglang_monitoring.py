@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,13 @@ if _MODULE_UTILS not in ansible.module_utils.__path__:
 from ansible.module_utils.dflash_fleet import monitoring
 
 
-def monitored(names: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
-    """{host: {address, resolved}} of the hosts whose engines are known in this run."""
-    found = {}
-    for name in names:
-        facts = hostvars[name]
-        resolved = facts.get("sglang_resolved") or []
-        if resolved:
-            found[str(name)] = {"address": str(facts.get("ansible_host") or name), "resolved": resolved}
-    return found
+def monitored(planned: Mapping[str, Any], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+    """{host: {address, resolved}} of the hosts with engines; `planned` is of sglang_plan_hosts."""
+    return {
+        host: {"address": str(hostvars[host].get("ansible_host") or host), "resolved": plan["resolved"]}
+        for host, plan in planned.items()
+        if plan["resolved"]
+    }
 
 
 def engine_targets(hosts: Mapping[str, Any], watcher: str) -> dict[str, Any]:

@@ -11,14 +11,14 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import diagnosis, ladder, plan, profiles, removal, rollout
+from ansible.module_utils.dflash_fleet import diagnosis, front_door, ladder, plan, profiles, removal, rollout
 
 
-def sibling_units(resolved: dict[str, Any], own_profiles: dict[str, Any]) -> list[str]:
-    """Units of the same instance under every other profile it may run: one at a time holds the GPUs."""
-    names = set(profiles.known_profiles({"profiles": own_profiles})) | {resolved["profile"]}
-    units = {f"sglang-{resolved['instance']}-{name}.service" for name in names}
-    return sorted(units - {resolved["unit"]})
+def conflicts(
+    resolved: dict[str, Any], everyone: list[dict[str, Any]], own_profiles: dict[str, Any]
+) -> list[str]:
+    """Units that share a GPU with this one: one at a time holds it."""
+    return profiles.conflicting_units(resolved, everyone, profiles.known_profiles({"profiles": own_profiles}))
 
 
 def headline(
@@ -38,6 +38,17 @@ def headline(
     return lines
 
 
+def standby(resolved: dict[str, Any], unit_text: str, venv: str, api_key: str) -> dict[str, Any]:
+    """A profile on standby as sglang_release takes it."""
+    return {
+        "unit": resolved["unit"],
+        "unit_text": unit_text,
+        "release": ladder.release_record(resolved, venv, api_key),
+        "arguments": resolved["argv"][2:],
+        "environment": resolved["environment"],
+    }
+
+
 class FilterModule:
     """Ansible's way to find filters."""
 
@@ -47,18 +58,22 @@ class FilterModule:
             "sglang_attempt": ladder.attempt,
             "sglang_baseline": ladder.baseline,
             "sglang_can_roll_back": ladder.can_roll_back,
+            "sglang_conflicts": conflicts,
             "sglang_degraded_text": ladder.degraded_text,
             "sglang_forecast": plan.forecast,
             "sglang_gate_record": ladder.gate_record,
             "sglang_headline": headline,
             "sglang_in_effect": ladder.in_effect,
+            "sglang_in_the_way": rollout.in_the_way,
+            "sglang_own_address": front_door.own_address,
             "sglang_next_rung": ladder.next_rung,
             "sglang_release_record": ladder.release_record,
             "sglang_remembered_rung": ladder.remembered_rung,
+            "sglang_restored": rollout.restored,
             "sglang_rollback_plan": rollout.rollback_plan,
             "sglang_rollback_problem": rollout.rollback_problem,
             "sglang_rung_record": ladder.rung_record,
-            "sglang_sibling_units": sibling_units,
+            "sglang_standby": standby,
             "sglang_summary": ladder.summary,
             "sglang_summary_unchanged": ladder.summary_unchanged,
             "sglang_unwanted": removal.unwanted,

@@ -81,6 +81,10 @@ options:
   tokenizer:
     description: Directory of the model's tokenizer, for I(generator=bench_serving).
     type: path
+  environment:
+    description: Variables of the engine's environment, for I(generator=bench_serving), which imports the engine.
+    type: dict
+    default: {}
   unit:
     description: Unit of the engine, whose journal says how graphs were used and what memory is left.
     type: str
@@ -162,9 +166,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_fleet import bench, load
 
 # The tool's name by release: from 0.5.15 the old one is a shim that announces its removal.
-FIND = (
-    "import importlib.util as u; print(u.find_spec('sglang.benchmark') and u.find_spec('sglang.benchmark.serving') and 1)"
-)
+FIND = "from importlib.util import find_spec as f; print(f('sglang.benchmark') and f('sglang.benchmark.serving') and 1)"
 NAMES = {True: "sglang.benchmark.serving", False: "sglang.bench_serving"}
 POOL = re.compile(r"max_total_num_tokens=(\d+)")
 FREE = re.compile(r"available_gpu_mem=([\d.]+)")
@@ -193,7 +195,8 @@ def by_engine(module: AnsibleModule, folder: str) -> dict[str, Any]:
     """One run of the engine's own tool."""
     wanted = module.params
     python, requests = wanted["python"], wanted["requests"]
-    code, out, err = module.run_command([python, "-c", FIND])
+    environment = {name: str(value) for name, value in {"HF_HUB_OFFLINE": "1", **wanted["environment"]}.items()}
+    code, out, err = module.run_command([python, "-c", FIND], environ_update=environment)
     if code != 0:
         module.fail_json(msg=f"{python} has no SGLang that could measure: {err.strip()[-400:]}")
     prompts = os.path.join(folder, "prompts.jsonl")
@@ -213,8 +216,8 @@ def by_engine(module: AnsibleModule, folder: str) -> dict[str, Any]:
         *(["--disable-ignore-eos"] if wanted["lengths"] == "natural" else []),
     ]  # fmt: skip
     # The key by the environment: a command line shows it to everybody on the host.
-    environment = {"OPENAI_API_KEY": wanted["api_key"], "API_KEY": wanted["api_key"]} if wanted["api_key"] else {}
-    code, out, err = module.run_command(command, environ_update={**environment, "HF_HUB_OFFLINE": "1"})
+    key = {"OPENAI_API_KEY": wanted["api_key"]} if wanted["api_key"] else {}
+    code, out, err = module.run_command(command, environ_update={**environment, **key})
     if code != 0:
         module.fail_json(msg=f"{command[2]} ended with {code}: {(err or out).strip()[-800:]}")
     with open(output, encoding="utf-8") as stream:
@@ -262,6 +265,7 @@ def main() -> None:
             "generator": {"type": "str", "choices": ["client", "bench_serving"], "default": "client"},
             "python": {"type": "path"},
             "tokenizer": {"type": "path", "no_log": False},
+            "environment": {"type": "dict", "default": {}},
             "unit": {"type": "str", "default": ""},
             "context": {"type": "dict", "default": {}},
             "results": {"type": "path"},

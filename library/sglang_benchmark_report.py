@@ -52,17 +52,20 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-answer:
+answers:
   description:
-    - C(best) (null where there is none, then C(why) says what is missing), C(tie), C(next), C(margin),
-      C(margin_percent), C(noise), C(ranking), C(overlay).
-  returned: success
-  type: dict
-speculation:
-  description: Per profile that was measured with and without a drafter, the concurrencies where it C(hurts) or C(helps).
+    - One entry a release and model that was measured, the newest first - C(best) (null where there is none, then C(why)
+      says what is missing), C(tie), C(next), C(margin), C(margin_percent), C(noise), C(ranking), C(overlay).
   returned: success
   type: list
   elements: dict
+speculation:
+  description:
+    - For each of these, per profile measured with and without a drafter, the concurrencies where it C(hurts) or
+      C(helps).
+  returned: success
+  type: list
+  elements: list
 page:
   description: The page.
   returned: success

@@ -16,6 +16,8 @@ description:
     the instance are stopped and removed (each stays in its own release), C(current) is moved to it with one rename,
     the unit is copied to C(/etc/systemd/system), and the start is queued without waiting for the load
     (C(--no-block)).
+  - Units of further profiles, O(standby), are staged and installed with the switch, stopped and not enabled. All other
+    units of the instance go. A switch by I(release_id) leaves those installed that the switch before did.
   - Before a new release is staged, the engine that is installed for it is asked whether its own parser takes
     I(arguments); a refusal ends the module and leaves alone what runs. In check mode too, where the environment is.
   - With I(state=staged) the release is checked and written, and nothing is switched to it.
@@ -47,6 +49,33 @@ options:
   release_id:
     description: Switch to this existing release instead of a new one.
     type: str
+  standby:
+    description: With O(unit_text), further profiles of the instance whose units stay installed beside it.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      unit:
+        description: Name of its systemd unit. The one that is switched to is passed over.
+        type: str
+        required: true
+      unit_text:
+        description: Whole text of the unit.
+        type: str
+        required: true
+      release:
+        description: What its C(release.json) holds.
+        type: dict
+        required: true
+      arguments:
+        description: As O(arguments).
+        type: list
+        elements: str
+        default: []
+      environment:
+        description: As O(environment).
+        type: dict
+        default: {}
   arguments:
     description: The engine's arguments as the unit has them, to be tried on its parser; empty to try nothing.
     type: list
@@ -168,7 +197,10 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_fleet import parser_check, small_files
@@ -178,6 +210,21 @@ from ansible.module_utils.dflash_fleet import state as states
 # Seconds for the engine before to leave; its own limit (TimeoutStopSec=) is far below.
 START_LIMIT = 900
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "UnitFileState", "LoadState", "Job")
+
+
+@dataclass
+class Candidate:
+    """A release that the instance is to have: its unit and what it is made of."""
+
+    unit: str
+    text: str
+    release: dict[str, Any]
+    identity: str
+    new: bool
+
+    def written(self, host: Switch) -> list[str]:
+        """The directory that staging it makes."""
+        return [str(host.layout.release_dir(host.name, self.identity))] if self.new else []
 
 
 class Switch:
@@ -232,45 +279,60 @@ class Switch:
         self.module.set_owner_if_different(str(path), "root", False)
         self.module.set_group_if_different(str(path), self.module.params["group"], False)
 
-    def stage(self, unit_text: str, release: dict) -> str:
+    def candidate(self, given: Mapping[str, Any]) -> Candidate:
+        """The release of a unit's text, tried on its engine where it is new to the host."""
+        text = given["unit_text"].rstrip("\n") + "\n"
+        identity = releases.release_id(text, given["release"])
+        new = not self.layout.release_json(self.name, identity).exists()
+        if new:
+            self.try_arguments(given)
+        return Candidate(given["unit"], text, given["release"], identity, new)
+
+    def kept(self, unit: str, identity: str) -> Candidate:
+        """A release that is on the host."""
+        release = states.read_state(self.layout.release_json(self.name, identity))
+        if release is None:
+            self.module.fail_json(msg=f"release {identity} of instance {self.name} is not on this host any more")
+        text = self.layout.release_unit(self.name, identity, unit).read_text(encoding="utf-8")
+        return Candidate(unit, text, release, identity, False)
+
+    def stage(self, wanted: Candidate) -> None:
         """Write releases/<id>/ whole or not at all; nothing is written where it exists."""
-        identity = releases.release_id(unit_text, release)
-        target = self.layout.release_dir(self.name, identity)
-        if self.layout.release_json(self.name, identity).exists():
-            return identity
+        target = self.layout.release_dir(self.name, wanted.identity)
+        if not wanted.new:
+            return
         self.make_directory(self.layout.instance(self.name), 0o750)
         self.make_directory(self.layout.releases(self.name), 0o750)
         with tempfile.TemporaryDirectory(prefix=".staging-", dir=self.layout.releases(self.name)) as folder:
-            built = Path(folder, identity)
+            built = Path(folder, wanted.identity)
             self.make_directory(built, 0o750)
-            for name, text in ((self.unit, unit_text), ("release.json", releases.release_text(release))):
+            for name, text in ((wanted.unit, wanted.text), ("release.json", releases.release_text(wanted.release))):
                 path = built / name
                 path.write_text(text, encoding="utf-8")
                 self.module.set_mode_if_different(str(path), 0o640, False)
                 self.module.set_group_if_different(str(path), self.module.params["group"], False)
-            self.verify(built / self.unit)
+            self.verify(built / wanted.unit)
             if target.exists():  # left without its release.json by a run that was killed
                 shutil.rmtree(target)
             os.rename(built, target)
-        return identity
 
     def verify(self, path: Path) -> None:
         """Refuse a unit that systemd would not load; what runs is untouched."""
         code, out, err = self.module.run_command(["systemd-analyze", "verify", "--man=no", str(path)])
         if code != 0:
-            self.module.fail_json(msg=f"{self.unit} is refused by systemd-analyze verify: {(err or out).strip()}")
+            self.module.fail_json(msg=f"{path.name} is refused by systemd-analyze verify: {(err or out).strip()}")
 
-    def try_arguments(self, release: dict) -> None:
+    def try_arguments(self, given: Mapping[str, Any]) -> None:
         """Refuse arguments that the installed engine's own parser refuses; what runs is untouched."""
-        arguments, venv = self.module.params["arguments"], str(release.get("venv") or "")
+        arguments, venv = given["arguments"], str(given["release"].get("venv") or "")
         # Predicting on a host where the environment is still to be built, there is nobody to ask.
         if not arguments or (self.module.check_mode and not Path(venv, ".complete").exists()):
             return
-        engine = release.get("engine") or {}
+        engine = given["release"].get("engine") or {}
         said = parser_check.ask(
             f"{venv}/bin/python",
             arguments,
-            self.module.params["environment"],
+            given["environment"],
             user=self.module.params["user"],
             resolve=engine.get("build") in ("cpu", "rehearsal"),
         )
@@ -300,10 +362,43 @@ class Switch:
         temporary.symlink_to(target)
         os.replace(temporary, link)
 
-    def install_unit(self, identity: str) -> None:
-        """Copy the release's unit to where systemd reads it, replaced whole."""
-        text = self.layout.release_unit(self.name, identity, self.unit).read_text(encoding="utf-8")
-        small_files.put(self.layout.unit_file(self.unit), text, 0o644)
+    def install_units(self, wanted: list[Candidate]) -> bool:
+        """Copy the releases' units to where systemd reads them, each replaced whole; whether one was another."""
+        stale = [one for one in wanted if self.installed_text(one.unit) != one.text]
+        for one in stale:
+            small_files.put(self.layout.unit_file(one.unit), one.text, 0o644)
+        return bool(stale)
+
+    def clear(self, others: list[str], standby: set[str]) -> bool:
+        """Take units off the boot, and their files too unless they are on standby; whether anything was there."""
+        found = [path for unit in others for path in self.files_in_the_way(unit, standby)]
+        for path in found:
+            path.unlink()
+        return bool(found)
+
+    def files_in_the_way(self, unit: str, standby: set[str]) -> list[Path]:
+        """Of another unit: its link for boot, and its file unless it is on standby."""
+        return [path for path in self.files_of(unit) if unit not in standby or path != self.layout.unit_file(unit)]
+
+    # -- profiles on standby
+    def wanted_standby(self) -> list[Candidate]:
+        """As asked for, but for the unit that is switched to."""
+        return [self.candidate(given) for given in self.module.params["standby"] if given["unit"] != self.unit]
+
+    def recorded_standby(self) -> list[Candidate]:
+        """As the last switch to a new wish left them: what a trial or a person made of them since is put right."""
+        return [
+            self.kept(unit, identity)
+            for unit, identity in sorted(states.read_standby(self.layout, self.name).items())
+            if unit != self.unit and self.layout.release_json(self.name, identity).exists()
+        ]
+
+    def record_standby(self, standby: list[Candidate]) -> None:
+        """Remember them, for those who find one of them running."""
+        units = {one.unit: one.identity for one in standby}
+        if units != states.read_standby(self.layout, self.name):
+            self.make_directory(self.layout.state(self.name), 0o750)
+            states.write_state(self.layout.standby(self.name), {"units": units})
 
     # -- the switch
     def installed_text(self, unit: str) -> str:
@@ -352,26 +447,31 @@ class Switch:
         if trial is None:
             return False
         if not self.module.check_mode:
+            kept = {*trial["releases"], self.current, *states.read_standby(self.layout, self.name).values()}
             for name in states.list_dirs(self.layout.releases(self.name)):
-                if name[0] != "." and name not in {*trial["releases"], self.current}:
+                if name[0] != "." and name not in kept:
                     shutil.rmtree(self.layout.release_dir(self.name, name))
             self.layout.trial(self.name).unlink()
         return True
 
-    def to(self, identity: str) -> None:
-        """Stop what runs, move `current`, queue the start."""
-        for other in self.other_units():
-            # Its evidence is in the journal and its text in its release; disable also drops the boot link.
+    def to(self, wanted: Candidate, standby: list[Candidate], on_standby: set[str]) -> None:
+        """Stop what runs and move `current`."""
+        others = self.other_units()
+        for other in others:
+            # Its evidence is in the journal and its text in its release.
             self.systemctl("stop", other, check=False)
-            if self.module.params["trial"]:
-                continue  # it is what a boot in the middle of the trial should bring back
-            self.systemctl("disable", other, check=False)
-            for path in self.files_of(other):
-                path.unlink()
-        self.install_unit(identity)
-        for link, target in self.links(identity):
+        if not self.module.params["trial"]:  # what ran before is what a boot in the middle of a trial should bring back
+            self.clear(others, on_standby)
+        self.install_units([wanted, *standby])
+        for link, target in self.links(wanted.identity):
             self.point(link, target)
         self.systemctl("daemon-reload")
+        self.forget(others)
+
+    def forget(self, units: list[str]) -> None:
+        """Units that ended by a signal, as older engines do at every stop, would read as failed from now on."""
+        for unit in units:
+            self.systemctl("reset-failed", unit, check=False)
 
     def start(self) -> str:
         """Queue a fresh start and return its invocation."""
@@ -398,92 +498,91 @@ class Switch:
             "(systemctl list-jobs shows what is waited for)"
         )
 
-    def prunable(self, identity: str) -> list[Path]:
-        """The oldest releases beyond the number kept."""
+    def prunable(self, identity: str, standby: list[str]) -> list[Path]:
+        """The oldest releases beyond the number kept; those on standby are not counted."""
         if self.module.params["trial"]:
             return []
         last_good = states.read_state(self.layout.last_good(self.name)) or {}
         folder = self.layout.releases(self.name)
         existing = [(name, (folder / name).stat().st_mtime) for name in states.list_dirs(folder) if name[0] != "."]
         protected = [identity, self.current, last_good.get("release_id")]
-        return [folder / name for name in releases.prunable(existing, protected, self.module.params["keep"])]
+        counted = [item for item in existing if item[0] not in standby or item[0] in protected]
+        return [folder / name for name in releases.prunable(counted, protected, self.module.params["keep"])]
 
 
 def switch(module: AnsibleModule, host: Switch) -> None:
     """state=current and state=staged."""
-    wanted = module.params["release_id"]
-    if wanted:
-        release = states.read_state(host.layout.release_json(host.name, wanted))
-        if release is None:
-            module.fail_json(msg=f"release {wanted} of instance {host.name} is not on this host any more")
-        unit_text = host.layout.release_unit(host.name, wanted, host.unit).read_text(encoding="utf-8")
-    else:
-        release = module.params["release"]
-        unit_text = module.params["unit_text"].rstrip("\n") + "\n"
-        wanted = releases.release_id(unit_text, release)
-    new = not module.params["release_id"] and not host.layout.release_json(host.name, wanted).exists()
-    if new:
-        host.try_arguments(release)
-    written = [str(host.layout.release_dir(host.name, wanted))] if new else []
-    if module.params["state"] == "staged":
-        if new and not module.check_mode:
-            host.stage(unit_text, release)
+    params = module.params
+    wanted = host.kept(host.unit, params["release_id"]) if params["release_id"] else host.candidate(params)
+    if params["state"] == "staged":
+        if not module.check_mode:
+            host.stage(wanted)
         module.exit_json(
-            changed=new, id=wanted, previous=host.current, changes=written, release={"schema": 1, **release}
-        )
+            changed=wanted.new, id=wanted.identity, previous=host.current, changes=wanted.written(host),
+            release={"schema": 1, **wanted.release},
+        )  # fmt: skip
+    standby = host.recorded_standby() if params["release_id"] else host.wanted_standby()
+    on_standby = {one.unit for one in standby}
     before = host.show(host.unit)
     others = host.other_units()
+    busy = host.running(f"sglang-{host.name}-*.service").intersection(others) if others else set()
+    gone = [path for unit in others for path in host.files_in_the_way(unit, on_standby) if not params["trial"]]
     installed = host.installed_text(host.unit)
-    in_place = host.current == wanted and installed == unit_text and not others
+    stale = [one for one in standby if host.installed_text(one.unit) != one.text]
+    in_place = host.current == wanted.identity and installed == wanted.text and not busy
     runs = before["ActiveState"] in ("active", "activating", "reloading") and before["SubState"] != "auto-restart"
-    waits = not module.params["restart_on_unit_change"] and not others
-    pending = runs and waits and host.same_engine(release, installed)
+    waits = not params["restart_on_unit_change"] and not busy
+    pending = runs and waits and host.same_engine(wanted.release, installed)
     restart = not (in_place and runs) and not pending
-    links = host.links(wanted)
+    links = host.links(wanted.identity)
     boot = not host.layout.boot_link(host.unit).is_symlink()  # made when a start has passed its gate
-    changed = restart or new or bool(links) or boot or installed != unit_text
-    outdated = host.prunable(wanted)
-    running = host.running(f"sglang-{host.name}-*.service") if others else set()
-    shown = host.unit if installed else (others[0] if others else "")
-    result = {
-        "changed": changed,
-        "id": wanted,
+    outdated = host.prunable(wanted.identity, [one.identity for one in standby])
+    shown = host.unit if installed else next((unit for unit in others if unit in busy), (others or [""])[0])
+    result: dict[str, Any] = {
+        "id": wanted.identity,
         "previous": host.current,
         "restarted": restart,
         "pending": pending and not in_place,
-        "recorded": host.recorded(wanted, before["InvocationID"]),
-        "release": {"schema": 1, **release},
+        "recorded": host.recorded(wanted.identity, before["InvocationID"]),
+        "release": {"schema": 1, **wanted.release},
         "changes": [
-            *written,
-            *(str(path) for unit in others for path in host.files_of(unit)),
-            *(unit for unit in others if unit in running),
-            *([str(host.layout.unit_file(host.unit))] if installed != unit_text else []),
+            *(path for one in (wanted, *standby) for path in one.written(host)),
+            *map(str, gone),
+            *sorted(busy),
+            *(str(host.layout.unit_file(one.unit)) for one in stale),
+            *([str(host.layout.unit_file(host.unit))] if installed != wanted.text else []),
             *(str(link) for link, _ in links),
             *([str(host.layout.boot_link(host.unit))] if boot else []),
             *([host.unit, *map(str, outdated)] if restart else []),
         ],
     }
-    if changed:
+    result["changed"] = bool(result["changes"])
+    if result["changed"]:
         now = host.installed_text(shown) if shown else ""
-        result["diff"] = releases.diff(now, shown, unit_text, host.unit, restart, result["pending"])
+        shown_change = releases.diff(now, shown, wanted.text, host.unit, restart, result["pending"])
+        beside = [releases.diff(host.installed_text(one.unit), "", one.text, one.unit, False) for one in stale]
+        result["diff"] = [shown_change, *beside] if beside else shown_change
     if module.check_mode:
         module.exit_json(**result)
-    if module.params["trial"]:
+    if params["trial"]:
         host.begin_trial()
-    if new:
-        host.stage(unit_text, release)
+    for one in (wanted, *standby):
+        host.stage(one)
+    if not params["release_id"] and not params["trial"]:
+        host.record_standby(standby)
     if restart:
-        host.to(wanted)
+        host.to(wanted, standby, on_standby)
         result["invocation_id"] = host.start()
         for folder in outdated:
             shutil.rmtree(folder)
     else:
-        if installed != unit_text:
-            host.install_unit(wanted)
+        cleared = not params["trial"] and host.clear(others, on_standby)
         for link, target in links:
             host.point(link, target)
-        if installed != unit_text:
+        if host.install_units([wanted, *standby]) or cleared:
             host.systemctl("daemon-reload")
+        if cleared:
+            host.forget(others)
         result["invocation_id"] = before["InvocationID"]
         ready = states.read_state(host.layout.ready(host.name)) or {}
         # A start that has passed its gate is not gated again for a lost link; one that has not is enabled when it has.
@@ -577,6 +676,18 @@ def main() -> None:
             "unit_text": {"type": "str"},
             "release": {"type": "dict"},
             "release_id": {"type": "str"},
+            "standby": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "unit": {"type": "str", "required": True},
+                    "unit_text": {"type": "str", "required": True},
+                    "release": {"type": "dict", "required": True},
+                    "arguments": {"type": "list", "elements": "str", "default": []},
+                    "environment": {"type": "dict", "default": {}},
+                },
+            },
             "arguments": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "sglang"},

@@ -27,6 +27,12 @@ options:
     description: Remove every instance on the host but these. An empty list removes all.
     type: list
     elements: str
+  state:
+    description:
+      - With V(stopped), their units are only stopped, and stay where they are, the boot included.
+    type: str
+    choices: [absent, stopped]
+    default: absent
   data:
     description: Also remove environments and weights that nothing uses any more.
     type: bool
@@ -56,12 +62,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 instances:
-  description: Instances that went (or would go).
+  description: Instances that went or were stopped (or would be).
   type: list
   elements: str
   returned: always
 units:
-  description: Units that were stopped, disabled and removed.
+  description: Units that were stopped, and unless that was all, disabled and removed.
   type: list
   elements: str
   returned: always
@@ -88,13 +94,18 @@ def running(module: AnsibleModule) -> list[str]:
     return [line.split()[0] for line in out.splitlines() if line.strip()]
 
 
-def remove(module: AnsibleModule, layout: states.Layout, found: dict[str, list[str]]) -> None:
-    """Units first, so that nothing runs without its files."""
-    for unit in found["units"]:
-        # Stopping waits until the engine has left the GPUs.
+def stop(module: AnsibleModule, units: list[str]) -> None:
+    """Waits until each engine has left the GPUs."""
+    for unit in units:
         code, out, err = module.run_command(["systemctl", "stop", unit])
         if code != 0:
             module.fail_json(msg=f"systemctl stop {unit}: {(err or out).strip()}")
+
+
+def remove(module: AnsibleModule, layout: states.Layout, found: dict[str, list[str]]) -> None:
+    """Units first, so that nothing runs without its files."""
+    stop(module, found["units"])
+    for unit in found["units"]:
         module.run_command(["systemctl", "disable", unit])  # one whose file is gone has nothing to disable
         layout.unit_file(unit).unlink(missing_ok=True)
     if found["units"]:
@@ -120,6 +131,7 @@ def main() -> None:
             "root": {"type": "path", "default": "/var/lib/sglang"},
             "instances": {"type": "list", "elements": "str", "default": []},
             "except_instances": {"type": "list", "elements": "str"},
+            "state": {"type": "str", "choices": ["absent", "stopped"], "default": "absent"},
             "data": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -130,9 +142,12 @@ def main() -> None:
         if module.params["except_instances"] is not None:
             kept = module.params["except_instances"]
             names += [name for name in removal.present(layout) if name not in kept]
-        found = removal.plan(layout, names, module.params["data"], removal.CACHE, running(module))
+        up = running(module)
+        found = removal.plan(layout, names, module.params["data"], removal.CACHE, up)
     except states.StateError as problem:
         module.fail_json(msg=str(problem))
+    if module.params["state"] == "stopped":
+        found = {**found, "units": [unit for unit in found["units"] if unit in up], "paths": []}
     changed = bool(found["units"] or found["paths"])
     lines = [*found["units"], *found["paths"]]
     result = {
@@ -141,7 +156,10 @@ def main() -> None:
         "diff": {"before": "".join(f"{line}\n" for line in lines), "after": "", "before_header": "goes"},
     }
     if changed and not module.check_mode:
-        remove(module, layout, found)
+        if module.params["state"] == "stopped":
+            stop(module, found["units"])
+        else:
+            remove(module, layout, found)
     module.exit_json(**result)
 
 

@@ -166,6 +166,8 @@ state:
       description:
         - By name, C(current) (release id or null), C(release) (its release.json), C(releases) (ids kept),
           C(release_units) (the unit of each), C(units),
+          C(by_hand) (a profile on standby that someone started instead of the current one, C(unit), C(release_id) and
+          C(release), or null),
           C(unit) (the one that stands for the instance), C(since), C(ready) (state/ready.json), C(last_good),
           C(previous_good) (the release that rollback.yml returns to, C(release_id) and C(unit), or null),
           C(trial) (state/trial.json, while a release is tried that is not to stay, else null),

@@ -197,7 +197,11 @@ def main() -> None:
             "recipe": {
                 "type": "dict",
                 "options": {
-                    "kind": {"type": "str", "choices": ["cpu", "cuda", "rehearsal", "hf-client", "sglang-router"], "required": True},
+                    "kind": {
+                        "type": "str",
+                        "choices": ["cpu", "cuda", "rehearsal", "hf-client", "sglang-router"],
+                        "required": True,
+                    },
                     "release": {"type": "str", "default": ""},
                     "python": {"type": "str", "default": "3.11"},
                 },

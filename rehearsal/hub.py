@@ -11,10 +11,11 @@ in `DIR/<org>/<name>/` makes the repository gated: it needs `Authorization: Bear
 (one a line); --gated does so for all. GET /__stats answers with what was asked so far, POST /__stats/reset forgets it.
 
 Faults, for tests: a JSON list, read again at each request. Each entry is
-`{"path": regex of "<repo>/<path>", "do": flip|truncate|cut|slow|status|redirect, "at": byte, "status": 429,
+`{"path": regex of "<repo>/<path>", "do": flip|truncate|cut|slow|whole|status|redirect, "at": byte, "status": 429,
 "rate": bytes/s, "to": address, "times": n}`: flip inverts the byte at `at`; truncate serves a file of `at` bytes as if
-it were whole; cut closes the connection after `at` bytes; slow limits the rate; status answers with an error; redirect
-sends to the same path at another address, as the real hub does for large files. `times` limits how often (0: always).
+it were whole; cut closes the connection after `at` bytes; slow limits the rate; whole ignores ranges; status answers
+with an error; redirect sends to the same path at another address, as the real hub does for large files. `times` limits
+how often (0: always).
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ class Handler(BaseHTTPRequestHandler):
         start, end = 0, size
         status = 200
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted:
+        if wanted and fault.get("do") != "whole":
             start = int(wanted.group(1))
             end = min(size, int(wanted.group(2)) + 1) if wanted.group(2) else size
             if start >= size or end <= start:

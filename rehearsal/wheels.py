@@ -473,8 +473,9 @@ def wheelhouse(kind: str, release: str, python: str) -> Wheelhouse:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    commands = result.add_subparsers(dest="command", required=True, metavar="{cpu,cuda,rehearsal,hf-client,sglang-router,lock}")
-    for name in ("cpu", "cuda", "rehearsal", "hf-client", "sglang-router", "lock"):
+    names = ("cpu", "cuda", "rehearsal", "hf-client", "sglang-router", "lock")
+    commands = result.add_subparsers(dest="command", required=True, metavar="{" + ",".join(names) + "}")
+    for name in names:
         command = commands.add_parser(name)
         if name == "lock":
             command.add_argument("kind", choices=["cpu", "cuda", *ANY_PYTHON])

@@ -268,19 +268,27 @@ def newest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [r for r in kept if r["run"] == latest[(r["host"], r["instance"], r["candidate"])]]
 
 
-def comparable(records: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The newest runs that can be compared, of the release and model of the newest; and how many others there are."""
+def groups(records: Iterable[Mapping[str, Any]]) -> tuple[list[list[dict[str, Any]]], int]:
+    """The newest runs in groups that can be compared (same release, model and instance), the newest group first.
+
+    A host stands in the group of its newest run only; with it comes the number of records that this leaves out.
+    """
     kept = newest(records)
-    if not kept:
-        return [], 0
 
     def wish(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
         engine = record["engine"]
         return engine["version"], engine["build"], str(record["model"].get("revision")), record["instance"]
 
-    last = wish(max(kept, key=lambda record: (record["run"], record["at"])))
-    same = [record for record in kept if wish(record) == last]
-    return same, len(kept) - len(same)
+    last: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in kept:
+        key = (record["host"], record["instance"])
+        last[key] = max(last.get(key, record), record, key=lambda one: (one["run"], one["at"]))
+    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    for record in kept:
+        if wish(record) == wish(last[(record["host"], record["instance"])]):
+            found.setdefault(wish(record), []).append(record)
+    ordered = sorted(found.values(), key=lambda group: max(record["at"] for record in group), reverse=True)
+    return ordered, len(kept) - sum(map(len, ordered))
 
 
 def same_wish(record: Mapping[str, Any], request: Mapping[str, Any]) -> bool:

@@ -17,13 +17,15 @@ MARKERS = "osD^vPX*"
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 1.75rem 0 .5rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; } section + section { border-top: 4px solid #ccc; margin-top: 2rem; }
+h2 { font-size: 1.15rem; margin: 1.75rem 0 .5rem; }
 .rehearsal { border: 2px solid #d55e00; padding: .5rem .75rem; font-weight: 600; }
 .facts { color: #555; margin: 0; } ul { padding-left: 1.2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child, td.note { text-align: left; } tr.best td { font-weight: 700; background: #eaf4fb; }
-figure { margin: 0 0 1.25rem; break-inside: avoid; } figure svg { width: 100%; height: auto; max-width: 46rem; }
+figure { margin: 0 0 1.25rem; break-inside: avoid; }
+figure svg { width: 100%; height: auto; max-width: 44rem; overflow: visible; }
 details { margin-top: 1.5rem; } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .8rem; }
 @media print { body { max-width: none; font-size: 11pt; } .scroll { overflow: visible; } table { font-size: 8pt; } }
 """
@@ -62,21 +64,27 @@ PLOTS: tuple[tuple[str, str, str, Callable[[Mapping[str, Any]], Any], bool], ...
 )
 
 
-def plots(records: Sequence[Mapping[str, Any]], formats: Sequence[str] = ("svg",)) -> dict[str, dict[str, bytes]]:
-    """Images by name and format. ImportError where there is no matplotlib."""
+def plots(
+    records: Sequence[Mapping[str, Any]], formats: Sequence[str] = ("svg",), salt: str = ""
+) -> dict[str, dict[str, bytes]]:
+    """Images of one group by name and format. ImportError where there is no matplotlib.
+
+    `salt` keeps the ids of several groups on one page apart.
+    """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     curves = choice.curves(records)
     mark = "  [rehearsal]" if any(curve["rehearsal"] for curve in curves) else ""
     style = {curve["name"]: index for index, curve in enumerate(curves)}
     found: dict[str, dict[str, bytes]] = {}
     # Text stays text: it can be read aloud, searched, and printed sharp.
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 12}):
         for name, title, axis, read, logarithmic in PLOTS:
             lines = series(curves, read)
             if lines:
-                figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+                figure = Figure(figsize=(6.4, 4.4), layout="constrained")
                 axes = figure.subplots()
                 for label, points in lines.items():
                     index = style[label]
@@ -89,21 +97,24 @@ def plots(records: Sequence[Mapping[str, Any]], formats: Sequence[str] = ("svg",
                 axes.set_xticks(ticks, [str(tick) for tick in ticks])
                 if logarithmic:
                     axes.set_yscale("log")
+                    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                    axes.yaxis.set_major_formatter(ScalarFormatter())
+                    axes.yaxis.set_minor_formatter(NullFormatter())
                 else:
                     axes.set_ylim(bottom=0)
                 axes.set(title=title + mark, xlabel="requests under way at a time", ylabel=axis)
                 axes.grid(True, alpha=0.3)
-                axes.legend(fontsize=9, frameon=False)
-                found[name] = _images(figure, name, formats)
+                axes.legend(fontsize=11, frameon=False)
+                found[name] = _images(figure, salt + name, formats)
         memory = memory_of(curves)
         if memory:
-            figure = Figure(figsize=(7.2, 0.9 + 0.45 * len(memory)), layout="constrained")
+            figure = Figure(figsize=(6.4, 1.1 + 0.45 * len(memory)), layout="constrained")
             axes = figure.subplots()
             names = list(memory)[::-1]
             axes.barh(names, [memory[one] / 1000 for one in names], color=[COLOURS[style[one] % 8] for one in names])
             axes.set(title="KV pool" + mark, xlabel="thousand tokens")
             axes.grid(True, axis="x", alpha=0.3)
-            found["memory"] = _images(figure, "memory", formats)
+            found["memory"] = _images(figure, salt + "memory", formats)
     return found
 
 
@@ -175,17 +186,27 @@ def facts(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines + ([f"known issues {', '.join(issues)}"] if issues else [])
 
 
-def page(records: Sequence[Mapping[str, Any]], wanted: Any, images: Mapping[str, Mapping[str, bytes]]) -> str:
-    """The whole page."""
-    curves = choice.curves(records)
-    answer = choice.choose(records, wanted)
-    titles = {name: title for name, title, *_ in PLOTS}
+def page(
+    groups: Sequence[Sequence[Mapping[str, Any]]], wanted: Any, images: Sequence[Mapping[str, Mapping[str, bytes]]]
+) -> str:
+    """The whole page: a section for each group of results that can be compared, with its images."""
     parts = [
         "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">', '<link rel="icon" href="data:,">',
         "<title>Which configuration to run</title>", f"<style>{STYLE}</style>", "</head>", "<body>",
         "<h1>Which configuration to run</h1>",
     ]  # fmt: skip
+    for records, drawn in zip(groups, images):
+        parts += section(records, wanted, drawn)
+    return "\n".join([*parts, "</body>", "</html>"]) + "\n"
+
+
+def section(records: Sequence[Mapping[str, Any]], wanted: Any, images: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+    """What one group of results says."""
+    curves = choice.curves(records)
+    answer = choice.choose(records, wanted)
+    titles = {name: title for name, title, *_ in PLOTS}
+    parts = ["<section>"]
     if any(curve["rehearsal"] for curve in curves):
         parts.append(f'<p class="rehearsal">{html.escape(bench_report.REHEARSAL)}</p>')
     parts += [f'<p class="facts">{html.escape(line)}</p>' for line in facts(records)]
@@ -202,4 +223,4 @@ def page(records: Sequence[Mapping[str, Any]], wanted: Any, images: Mapping[str,
         first = next(record for record in records if record["candidate"] == curve["name"])
         words = " ".join(first["arguments"][2:]).replace(" --", "\n--")
         parts.append(f"<h3>{html.escape(curve['name'])}</h3><pre>{html.escape(words)}</pre>")
-    return "\n".join([*parts, "</details>", "</body>", "</html>"]) + "\n"
+    return [*parts, "</details>", "</section>"]

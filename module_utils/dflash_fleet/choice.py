@@ -20,7 +20,6 @@ LIMITS = ("concurrency", "ttft_p99_ms")
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2).
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-STUDENT_MANY = 2.0
 LEAST = 0.01  # share of the larger value: below it nobody could tell the difference on another day
 SINGLE = 0.05  # ... where a run was not repeated, so that nothing is known of its noise
 TOO_MANY_ERRORS = 0.01  # share of requests; a point beyond it is left out
@@ -115,9 +114,17 @@ def noise(one: Sequence[float], other: Sequence[float]) -> float:
     if total == 0:
         return LEAST * largest
     freedom = total**2 / sum(share**2 / (len(series) - 1) for share, series in zip(shares, (one, other)))
-    known = int(freedom) - 1
-    student = STUDENT[max(0, known)] if known < len(STUDENT) else STUDENT_MANY
-    return max(LEAST * largest, student * math.sqrt(total))
+    return max(LEAST * largest, student(freedom) * math.sqrt(total))
+
+
+def student(freedom: float) -> float:
+    """The quantile for so many degrees of freedom; Welch's formula gives fractions: linear in their inverse."""
+    if freedom >= len(STUDENT):
+        return 1.96 + 2.6 / freedom  # within 0.01 of the tables
+    below = max(1, int(freedom))
+    low, high = STUDENT[below - 1], STUDENT[below]
+    part = (1 / below - 1 / max(freedom, 1.0)) / (1 / below - 1 / (below + 1))
+    return low + (high - low) * part
 
 
 # ---------------------------------------------------------------------------------------------------------------------

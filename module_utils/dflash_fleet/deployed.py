@@ -98,7 +98,7 @@ def serves(instances: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
     for name, facts in instances.items():
         unit = state.main_unit(facts)
         good = unit is not None and facts["serving"] and unit["enabled"] == "enabled" and not unit["need_daemon_reload"]
-        alone = [entry["name"] for entry in facts["units"] if entry["active_state"] != "inactive"]
+        alone = [entry["name"] for entry in facts["units"] if entry["active_state"] not in ("inactive", "failed")]
         units[name] = str(unit["name"]) if unit and good and alone == [unit["name"]] else None
     return units
 

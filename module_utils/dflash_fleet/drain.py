@@ -1,18 +1,33 @@
-"""Rotation: which workers a router sends to, and whether an engine has finished what it was sent."""
+"""Rotation: which workers a router sends to, and whether an engine has finished what it was sent.
+
+A router forgets at its next start what was taken out of it, so each address that is out has a file below the router's
+directory, on the router's host; role sglang_router's launcher leaves these addresses out.
+"""
 
 from __future__ import annotations
 
 import json
+import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from . import state
 
 # SGLang's counts of requests, newest first: /v1/loads, then /get_load of releases that lack it.
 LOADS = ("/v1/loads", "/get_load")
 # An engine may look idle between two requests that the router had already sent: so many readings must agree.
 READINGS = 3
+# What role sglang_router keeps on its host.
+DIRECTORY = "/var/lib/dflash-fleet-router"
+# Seconds that a router needs after its start to list the workers that it was started with (measured: 1.1).
+SETTLE = 10
+# Who keeps an address out: a person until a person lets it in; a deployment until its gate; new: until its first gate.
+PERSON, DEPLOYMENT, NEW = "person", "deployment", "new"
 
 Ask = Callable[[str, str, "Mapping[str, Any] | None"], "tuple[int, Any]"]
 
@@ -21,9 +36,22 @@ class DrainError(Exception):
     """What stands in the way, for a person."""
 
 
-def asker(key: str = "", timeout: float = 5) -> Ask:
-    """(method, address, body) to (status, JSON); never through a proxy of the environment."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+class NoRouter(DrainError):
+    """Role sglang_router has not been on this host."""
+
+
+def asker(key: str = "", timeout: float = 5, certificate: str = "") -> Ask:
+    """(method, address, body) to (status, JSON); never through a proxy of the environment.
+
+    `certificate` is a file with the very certificate that an https:// address must show, whatever names stand in it.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if certificate:
+        context = ssl.create_default_context(cafile=certificate)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(*handlers)
 
     def ask(method: str, address: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
@@ -78,6 +106,14 @@ def load_of(engine: str, ask: Ask) -> tuple[int, int] | None:
     raise DrainError(f"{engine} says nothing about its requests at {' or '.join(LOADS)}")
 
 
+def answers(engine: str, ask: Ask) -> bool:
+    """Whether an engine answers to its health check."""
+    try:
+        return ask("GET", engine.rstrip("/") + "/health", None)[0] == 200
+    except OSError:
+        return False
+
+
 def wait_idle(engines: list[str], ask: Ask, timeout: float, pause: float = 0.5) -> dict[str, Any]:
     """Wait until every engine has neither running nor queued requests in READINGS looks in a row, or for `timeout`."""
     begun = time.monotonic()
@@ -111,7 +147,7 @@ def workers_of(router: str, ask: Ask) -> dict[str, dict[str, Any]]:
     try:
         status, answer = ask("GET", router + "/workers", None)
     except OSError as problem:
-        raise DrainError(f"the router {router} does not answer: {problem}") from None
+        raise DrainError(f"the router {router} does not answer: {problem}") from problem
     if status != 200 or not isinstance(answer, dict):
         raise DrainError(f"the router {router} answers HTTP {status} to GET /workers")
     return {str(worker["url"]).rstrip("/"): worker for worker in answer.get("workers", [])}
@@ -148,3 +184,116 @@ def set_rotation(
             word = "serving" if joined else "out"
             raise DrainError(f"the router {router} has {', '.join(wrong)} not {word} after {timeout:g} s")
         time.sleep(pause)
+
+
+class Door:
+    """One router of role sglang_router, seen from its own host: its control plane, its workers, and who is kept out.
+
+    control.json: {schema, url, key, worker_key, certificate}; workers.json: {schema, workers}; drained/: one file for
+    each address that is out, {schema, url, by, since}.
+    """
+
+    def __init__(self, directory: str = DIRECTORY, ask: Ask | None = None) -> None:
+        self.directory = Path(directory)
+        control = state.read_state(self.directory / "control.json")
+        if control is None:
+            raise NoRouter(f"there is no router of role sglang_router on this host ({self.directory}/control.json)")
+        self.url = str(control["url"])
+        self.worker_key = str(control.get("worker_key") or "")
+        self.ask = ask or asker(str(control.get("key") or ""), certificate=str(control.get("certificate") or ""))
+
+    def workers(self) -> list[str]:
+        """Every address that the inventory names."""
+        return list((state.read_state(self.directory / "workers.json") or {}).get("workers", []))
+
+    def _marker(self, url: str) -> Path:
+        return self.directory / "drained" / (urllib.parse.quote(url, safe="") + ".json")
+
+    def drained(self) -> dict[str, dict[str, Any]]:
+        """The addresses that are kept out, with who keeps them."""
+        found = [state.read_state(path) for path in sorted((self.directory / "drained").glob("*.json"))]
+        return {str(marker["url"]): marker for marker in found if marker}
+
+    def keep_out(self, url: str, by: str) -> bool:
+        """Keep an address out from now on; False where it was out already. A person's word outlives a deployment's."""
+        before = self.drained().get(url)
+        if before and (before["by"] == PERSON or by == before["by"]):
+            return False
+        self._marker(url).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        since = before["since"] if before else state.now_utc()
+        state.write_state(self._marker(url), {"url": url, "by": by, "since": since}, mode=0o644)
+        return True
+
+    def held(self, urls: Sequence[str], by: str) -> list[str]:
+        """Those that someone with a longer arm keeps out."""
+        markers = self.drained()
+        return [url for url in urls if url in markers and markers[url]["by"] == PERSON and by != PERSON]
+
+    def present(self) -> dict[str, dict[str, Any]] | None:
+        """What the router sends to now; None where it does not run, and sends nothing anywhere."""
+        try:
+            return workers_of(self.url, self.ask)
+        except DrainError as problem:
+            if isinstance(problem.__cause__, urllib.error.URLError) and isinstance(
+                problem.__cause__.reason, ConnectionRefusedError
+            ):
+                return None
+            raise
+
+    def out(self, urls: list[str], by: str, timeout: float = 60) -> list[str]:
+        """Take addresses out, now and for every later start of the router; returns those that were in until now."""
+        marked = [url for url in urls if self.keep_out(url, by)]
+        present = self.present()
+        left = differing(present, urls, False) if present is not None else []
+        if left:
+            set_rotation(self.url, left, False, self.ask, timeout=timeout)
+        return [url for url in urls if url in marked or url in left]
+
+    def join(self, urls: list[str], by: str, timeout: float = 60) -> list[str]:
+        """Put addresses in again, and wait until the router calls them healthy; returns those that were out."""
+        held = self.held(urls, by)
+        urls = [url for url in urls if url not in held]
+        markers = self.drained()
+        for url in urls:
+            self._marker(url).unlink(missing_ok=True)
+        present = self.present()
+        joined = differing(present, urls, True) if present is not None else []
+        if joined:
+            set_rotation(self.url, joined, True, self.ask, self.worker_key, timeout)
+        return [url for url in urls if url in markers or url in joined]
+
+    def members(
+        self, urls: list[str], answers: Callable[[str], bool], timeout: float = 60, pause: float = 0.2
+    ) -> dict[str, list[str]]:
+        """Make `urls` the router's workers, and wait until it sends to each that is not kept out and answers.
+
+        A new address that does not answer yet is kept out until its first gate: the router would let it in by itself,
+        the moment its port opens. One that does not answer but did before stays the router's business.
+        """
+        known = self.workers()
+        new = [url for url in urls if url not in known]
+        waiting = [url for url in new if not answers(url)]
+        for url in waiting:
+            self.keep_out(url, NEW)
+        for url in self.drained():
+            if url not in urls:
+                self._marker(url).unlink(missing_ok=True)
+        if known != urls:
+            state.write_state(self.directory / "workers.json", {"workers": urls}, mode=0o644)
+        wanted = [url for url in urls if url not in self.drained()]
+        begun = time.monotonic()
+        while (present := self.present()) is None:
+            if time.monotonic() - begun >= timeout:
+                raise DrainError(f"the router {self.url} does not listen after {timeout:g} s")
+            time.sleep(pause)
+        surplus = [url for url in present if url not in {one.rstrip("/") for one in wanted}]
+        if surplus:
+            set_rotation(self.url, surplus, False, self.ask, timeout=timeout)
+        missing = [url for url in differing(present, wanted, True) if answers(url)]
+        # It may have been started with them a moment ago; only what it cannot know yet is told at once.
+        while missing and not set(missing) & set(new) and time.monotonic() - begun < SETTLE:
+            time.sleep(pause)
+            missing = [url for url in differing(self.present() or {}, wanted, True) if answers(url)]
+        if missing:
+            set_rotation(self.url, missing, True, self.ask, self.worker_key, timeout)
+        return {"joined": missing, "left": surplus, "waiting": waiting, "new": new}

@@ -139,19 +139,29 @@ _IN_EFFECT = {
 
 
 def in_effect(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a start by the project's variables, so that diagnosis does not offer what was tried."""
+    """The settings of a start by the project's variables, so that diagnosis does not offer what was tried.
+
+    `resolved` is a configuration, or what a release.json keeps of one.
+    """
     return {
         "sglang_version": resolved["engine"]["version"],
         "sglang_profile": resolved["profile"],
         "sglang_cuda_graph": resolved["cuda_graph"]["effective"],
         "sglang_drafter": resolved["drafter"]["name"],
-        **{
-            variable: value
-            for flag, value in resolved["options"]
-            for variable in [_IN_EFFECT.get(flag)]
-            if variable is not None
-        },
+        **{_IN_EFFECT[flag]: value for flag, value in _options(resolved) if flag in _IN_EFFECT},
     }
+
+
+def _options(resolved: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Options with their values, also of a release.json, which keeps only the words of the command line."""
+    if "options" in resolved:
+        return [(flag, value) for flag, value in resolved["options"]]
+    words = list(resolved["arguments"])
+    return [
+        (word, None if following.startswith("--") else following)
+        for word, following in zip(words, [*words[1:], "--"])
+        if word.startswith("--")
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -232,6 +242,8 @@ def summary_as_is(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def pending(facts: Mapping[str, Any]) -> bool:
     """Whether the engine was started before the current release was installed (a change of the unit alone)."""
+    if facts.get("by_hand"):
+        return False
     started = (facts.get("ready") or {}).get("release_id")
     return bool(facts.get("serving") and started and facts.get("current") and started != facts["current"])
 

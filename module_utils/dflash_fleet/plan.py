@@ -79,10 +79,12 @@ def _now(host: Mapping[str, Any], instance: str) -> str:
     condition = found.get("condition") or "absent"
     if condition == "absent":
         return "nothing"
-    release = found.get("release") or {}
+    by_hand = found.get("by_hand")
+    release = (by_hand or found).get("release") or {}
     unit = found.get("unit") or release.get("unit") or "no unit"
     version = (release.get("engine") or {}).get("version")
-    return ", ".join([unit, *([f"SGLang {version}"] if version else []), condition])
+    marks = [f"SGLang {version}"] if version else []
+    return ", ".join([unit, *marks, condition, *(["started by hand"] if by_hand else [])])
 
 
 def changes(result: Mapping[str, Any], release: Mapping[str, Any]) -> list[str]:
@@ -124,7 +126,7 @@ def forecast(result: Mapping[str, Any], found: Mapping[str, Any], took: str = ""
         return ["first deployment of this instance: fetches what is missing, then starts"]
     took = took or duration(_took(found))
     last = f" (the last good start took {took})" if took != "-" else ""
-    lines = changes(result, found["release"])
+    lines = changes(result, (found.get("by_hand") or found)["release"])
     if lines:
         lines.append(f"a restart follows{last}")
     else:
@@ -195,6 +197,7 @@ def block(result: Mapping[str, Any], host: Mapping[str, Any]) -> str:
         *_field("now", [_now(host, result["instance"])]),
         *_field("change", [line.replace(result["host"], _shown(result["host"])) for line in _change(host, result)]),
         *_field("unit", [result["unit"]]),
+        *_field("standby", [_standby(other) for other in result["standby"]]),
         *_field("parallel", [f"{sizes}; {ranks}, {gpus}"]),
         *_field("graphs", [_graphs(result["cuda_graph"])]),
         *_field("memory", estimates.memory(result, host)),
@@ -213,6 +216,15 @@ def block(result: Mapping[str, Any], host: Mapping[str, Any]) -> str:
             lines.append(f"      {number}. {assignment(choice['set']):<32}  {choice['summary']}")
             lines.append(f"         {'cost:':<32}  {choice['cost']}")
     return "\n".join(lines)
+
+
+def _standby(result: Mapping[str, Any]) -> str:
+    """A further profile whose unit is installed: what starts it, and what is known to fail about it."""
+    bad = [issue["id"] for issue in result["known_issues"] if issue["action"] == "avoid" and not issue["applied"]]
+    graphs = result["cuda_graph"]["effective"]
+    with_drafter = f" + {result['drafter']['name']}" if result["drafter"]["algorithm"] else ""
+    known = f"; KNOWN TO FAIL: {', '.join(bad)}" if bad else ""
+    return f"{result['unit']}: {result['profile']}{with_drafter}, graphs {graphs}{known}"
 
 
 def _shown(address: str) -> str:

@@ -178,7 +178,8 @@ def check_runtime(facts: Mapping[str, Any], wanted: Mapping[str, Any], builds: I
             "pass" if at_least(newest, least) else "fail",
             ", ".join(versions) or running or "none",
             f">= {least}",
-            f"install Python {least} or later, or choose an sglang_version that runs on {newest}",
+            f"install Python {least} or later, bring one along (sglang_venv_python_archive), or choose an"
+            f" sglang_version that runs on {newest}",
         )
     )
     return rows

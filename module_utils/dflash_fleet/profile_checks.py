@@ -31,6 +31,7 @@ _VARIABLES = {
     "nnodes": "sglang_nodes",
     "node_rank": "sglang_nodes",
     "dist_init_addr": "sglang_nodes",
+    "standby": "sglang_standby_profiles",
     "block_size": "sglang_drafter_block_size",
     "model_path": "sglang_model",
     "drafter_path": "sglang_drafter_model",
@@ -41,7 +42,7 @@ _VARIABLES = {
 # Keys that no variable of their own sets.
 _NO_VARIABLE = (
     "gpus", "numa_nodes", "nnodes", "node_rank", "dist_init_addr", "instance", "model_path", "drafter_path",
-    "api_key_error",
+    "api_key_error", "standby",
 )  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -81,6 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "nnodes": 1,
     "node_rank": 0,
     "dist_init_addr": "",
+    "standby": [],
     "gpu_architecture": "",
     "measured": "",  # of `profile: auto`: what the benchmark says, or why it says nothing
     "root": DEFAULT_ROOT,
@@ -373,23 +375,35 @@ def check_models(request: Mapping[str, Any], problems: Problems) -> None:
         )
 
 
+def reach_of(host: str) -> str:
+    """Who can reach something that listens on `host`: loopback, private, every interface, a public address; empty where
+    it is no address."""
+    if host == "localhost":
+        return "loopback"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if address.is_loopback:
+        return "loopback"
+    if address.is_unspecified:
+        return "every interface"
+    return "private" if address.is_private and not address.is_link_local else "a public address"
+
+
 def check_host(request: Mapping[str, Any], problems: Problems) -> None:
     """Where an engine may listen: without a key loopback, or one private address where a router stands in front."""
     if not unset(request["api_key_error"]):
         problems.add("sglang_api_key", f"sglang_api_key: {request['api_key_error']}")
     host = str(request["host"])
-    if host == "localhost":
-        return
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    reach = reach_of(host)
+    if not reach:
         problems.add(
             "sglang_host", f"sglang_host: {host!r} is not an IP address; write e.g. 127.0.0.1 or the host's own address"
         )
+    if reach in ("", "loopback") or boolean(request["api_key_set"]):
         return
-    if address.is_loopback or boolean(request["api_key_set"]):
-        return
-    if address.is_private and not (address.is_unspecified or address.is_link_local):
+    if reach == "private":
         if not boolean(request["router"]):
             problems.add(
                 "sglang_host",
@@ -397,10 +411,9 @@ def check_host(request: Mapping[str, Any], problems: Problems) -> None:
                 "write 127.0.0.1, or set sglang_behind_router: true where a router is the only one to reach it",
             )
         return
-    what = "every interface" if address.is_unspecified else "a public address"
     problems.add(
         "sglang_host",
-        f"sglang_host: {host} is {what} and no sglang_api_key is set; set a key (from a vault), or write 127.0.0.1",
+        f"sglang_host: {host} is {reach} and no sglang_api_key is set; set a key (from a vault), or write 127.0.0.1",
     )
 
 

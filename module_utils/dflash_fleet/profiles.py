@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import known_issues, profile_checks, profile_table, releases
@@ -44,7 +44,10 @@ from .profile_checks import (
     variable_of,
 )
 
-__all__ = ["ConfigError", "known_profiles", "overlaps", "resolve", "suggestion", "validate", "variable_of"]
+__all__ = [
+    "ConfigError", "conflicting_units", "known_profiles", "overlaps", "resolve", "suggestion", "validate",
+    "variable_of",
+]  # fmt: skip
 
 ENTRY_POINT = ("-m", "sglang.launch_server")
 
@@ -161,11 +164,32 @@ def _prepare(raw: Mapping[str, Any], problems: Problems) -> _Plan | None:
         warnings=notes,
     )
     plan.nodes = check_nodes(request, name, plan.tp * plan.pp, problems)
+    _check_standby(asked, problems)
     check_gpus(request, plan.ranks // plan.nodes, problems)
     if request["cuda_graph"] in CUDA_GRAPH and request["known_issues"] in KNOWN_ISSUES:
         _weigh(plan, asked, problems)
     _remark(plan, asked)
     return plan
+
+
+def _check_standby(asked: Mapping[str, Any], problems: Problems) -> None:
+    """The profiles that a host may run besides: each a request of its own. What is wrong with all is said once."""
+    variable = variable_of("standby")
+    if not isinstance(asked["standby"], (list, tuple)):
+        problems.add(variable, f"{variable} is not a list; write e.g. [tp8, ep4]")
+        return
+    seen: set[str] = set()
+    for request in asked["standby"]:
+        if not isinstance(request, Mapping):
+            problems.add(variable, f"{variable}: {request!r} names no profile; write e.g. [tp8, ep4]")
+            continue
+        profile = str(request.get("profile"))
+        if profile in seen:
+            problems.add(variable, f"{variable}: {profile} is listed twice; a profile is one unit of an instance")
+        seen.add(profile)
+        for _, message in validate(request):
+            if message not in (known for _, known in problems.found):
+                problems.add(variable, f"{variable}: {profile}: {message}")
 
 
 def _setup(plan: _Plan, graphs: str) -> known_issues.Setup:
@@ -471,11 +495,14 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
     for flag, value in options:
         argv += [flag, *words(value)]
     dflash = asked["drafter"] == "dflash"
+    unit = unit_name(asked["instance"], plan.profile)
+    standby = [resolve(other) for other in asked["standby"]]
     return {
         "instance": asked["instance"],
         "profile": plan.profile,
         "profile_summary": str(plan.row.get("summary", "")),
-        "unit": unit_name(asked["instance"], plan.profile),
+        "unit": unit,
+        "standby": [other for other in standby if other["unit"] != unit],
         "engine": {"name": "sglang", "version": str(plan.version), "build": asked["build"]},
         "options": [[flag, value] for flag, value in options],
         "lines": systemd_lines(options),
@@ -510,6 +537,24 @@ def resolve(request: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_ids": [integer(gpu) for gpu in asked["gpus"] or []],
         "numa_nodes": [integer(node) for node in asked["numa_nodes"] or []],
     }
+
+
+def conflicting_units(
+    resolved: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]], profiles: Iterable[str]
+) -> list[str]:
+    """Units that may not run beside this one: those of its own instance, and others' that use one of its GPUs.
+
+    `everyone` are the host's configurations, each with its `standby`; `profiles` are names that the instance can have.
+    """
+    own = {unit_name(resolved["instance"], name) for name in {*profiles, resolved["profile"]}}
+    others = [other for one in everyone for other in (one, *one["standby"])]
+    shared = {other["unit"] for other in others if _gpu_set(other) & _gpu_set(resolved)}
+    return sorted((own | shared) - {resolved["unit"]})
+
+
+def _gpu_set(resolved: Mapping[str, Any]) -> set[int]:
+    """The GPUs of a configuration; without a list of them it takes the first ones."""
+    return set(resolved["gpu_ids"] or range(resolved["gpus"]))
 
 
 def overlaps(requests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

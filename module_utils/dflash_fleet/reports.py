@@ -237,13 +237,11 @@ class Reporter:
         with contextlib.suppress(OSError):
             self.secrets = [self.layout.api_key(self.instance).read_text(encoding="utf-8").strip()]
         effect: dict[str, Any] = {}
-        current = state.read_current(self.layout, self.instance)
-        release = state.read_state(self.layout.release_json(self.instance, current)) if current else None
+        release = state.release_of_unit(self.layout, self.instance, self.unit)
         version = None
-        if release and release.get("unit") == self.unit:
-            version = str(release["engine"]["version"])
-            with contextlib.suppress(KeyError):
-                effect = ladder.in_effect(release)
+        if release:
+            version = str(release[1]["engine"]["version"])
+            effect = ladder.in_effect(release[1])
         effect.update(runfacts.unit_limits(self.unit))
         return diagnosis.diagnose_collected(
             collected,

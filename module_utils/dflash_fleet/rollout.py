@@ -107,9 +107,11 @@ def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def rerun(playbook: str, inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]) -> str:
+def rerun(
+    command: Sequence[str], inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]
+) -> str:
     """The command that finishes `hosts`; `arguments` are those of the run that did not."""
-    words = ["ansible-playbook", playbook]
+    words = list(command)
     for source in inventories:
         words += ["-i", source]
     words += ["-l", ",".join(hosts)]
@@ -214,3 +216,43 @@ def rollback_problem(state: Mapping[str, Any], instances: Sequence[str] = (), re
             wanted = f"release {release} is not kept" if release else "no other release that served is kept"
             return f"{name} stays as it is: {wanted} (kept: {kept})"
     return ""
+
+
+def restored(before: Mapping[str, Any], now: Mapping[str, Any], gone: Sequence[str]) -> list[dict[str, Any]]:
+    """What returns where the replacement of `gone` instances failed, [{instance, release_id, unit}].
+
+    Those that were stopped for it, and those that had been switched to something else since; what was not to start at
+    boot either stays as it is. A run before may have stopped them already, so that they ran does not count.
+    """
+    return [
+        {"instance": name, "release_id": facts["last_good"]["release_id"], "unit": facts["last_good"]["unit"]}
+        for name, facts in sorted(before["instances"].items())
+        if facts.get("last_good") and any(unit["enabled"] == "enabled" for unit in facts["units"])
+        if name in gone or (now["instances"].get(name) or {}).get("current") != facts["current"]
+    ]
+
+
+def in_the_way(before: Mapping[str, Any], now: Mapping[str, Any], gone: Sequence[str]) -> list[str]:
+    """Units that have to stop before those return: of instances that never served before, or on their GPUs or port."""
+    back = [before["instances"][item["instance"]].get("release") for item in restored(before, now, gone)]
+    return [
+        unit["name"]
+        for name, facts in sorted(now["instances"].items())
+        if name not in gone
+        if not (before["instances"].get(name) or {}).get("last_good")
+        or any(_collide(facts.get("release"), other) for other in back)
+        for unit in facts["units"]
+        if unit["active_state"] not in ("inactive", "failed") or unit["enabled"] == "enabled"
+    ]
+
+
+def _collide(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether two releases cannot run at once: one port, or GPUs in common; without a list a release takes all."""
+    if not one or not other:
+        return False
+    if one["port"] == other["port"]:
+        return True
+    if "cpu" in (one["engine"]["build"], other["engine"]["build"]):
+        return False
+    lists = set(one["gpu_ids"]), set(other["gpu_ids"])
+    return not all(lists) or bool(lists[0] & lists[1])

@@ -35,7 +35,8 @@ class Recorder:
         self.events: list[dict[str, Any]] = []
         self.written = 0
         self.batch = 0
-        self.phases: dict[str, tuple[str, str]] = {}  # host: (phase, end of its last task)
+        # By host: the phase it is in, the end of its last task, whether any task of it was not skipped.
+        self.phases: dict[str, tuple[str, str, bool]] = {}
         self.instances: dict[str, str] = {}  # host: the instance that it works on
         self.addresses: dict[str, str] = {}
         self.stopped = False  # a turn ended badly: no batch begins after its own
@@ -61,22 +62,22 @@ class Recorder:
             return
         now = self._now()
         if host in self.phases:
-            before, end = self.phases[host]
-            if before == phase:
+            if self.phases[host][0] == phase:
                 return
-            self._add("leave", at=end, host=host, phase=before)
-        self.phases[host] = (phase, now)
+            self._leave(host)
+        self.phases[host] = (phase, now, False)
         self._add("enter", at=now, host=host, phase=phase)
 
     def task_ends(self, host: str, action: str, result: Mapping[str, Any]) -> None:
         """A task has ended well on a host, or so that it was not ignored."""
         if host in self.phases:
-            self.phases[host] = (self.phases[host][0], self._now())
+            self.phases[host] = (self.phases[host][0], self._now(), True)
         short = action.rpartition(".")[2]
         if short == "sglang_state" and host not in self.known and "state" in result:
             self.known.add(host)
             self._add("before", host=host, instances=before(result["state"]))
-        elif short == "sglang_release" and "previous" in result:
+        # A forecast of a switch, or a release that is only staged, names no start.
+        elif short == "sglang_release" and "previous" in result and "invocation_id" in result:
             release = result.get("release") or {}
             self._add("switch", host=host, instance=self._instance(host), release=result["id"],
                       restarted=result.get("restarted"), **made_of(release))  # fmt: skip
@@ -91,11 +92,23 @@ class Recorder:
         self._leave(host)
         self._add("unreachable", host=host, address=address, message=first_line(message))
 
-    def ends(self, lines: Mapping[str, Mapping[str, Any]], rerun: Callable[[list[str]], str]) -> None:
-        """The run is over; `lines` are the lines of the final table, `rerun` names the command for hosts."""
+    def ends(
+        self,
+        lines: Mapping[str, Mapping[str, Any]],
+        rerun: Callable[[list[str]], str],
+        failed: Mapping[str, str] | None = None,
+    ) -> None:
+        """The run is over; `lines` are the lines of the final table, `rerun` names the command for hosts.
+
+        `failed` are hosts that ended as failed, with the reason: also those that never came to their turn.
+        """
         for host in list(self.phases):
             self._leave(host)
-        for host, instances in sorted(lines.items()):
+        told = {event["host"] for event in self.events if event["event"] == "failure"}
+        for host, reason in sorted((failed or {}).items()):
+            if host not in told:
+                self._add("failure", host=host, task=None, message=first_line(reason))
+        for host, instances in sorted((host, found) for host, found in lines.items() if found):
             self._add("line", host=host, instances={name: dict(line) for name, line in instances.items()})
         unfinished = rollout_report.hosts_with(self.report(), rollout_report.UNFINISHED)
         self._add("end", outcome="ended", rerun=rerun(unfinished) if unfinished else None)
@@ -140,8 +153,8 @@ class Recorder:
 
     def _leave(self, host: str) -> None:
         if host in self.phases:
-            phase, end = self.phases.pop(host)
-            self._add("leave", at=end, host=host, phase=phase)
+            phase, end, worked = self.phases.pop(host)
+            self._add("leave", at=end, host=host, phase=phase, worked=worked)
 
     def _facts(self, host: str, facts: Mapping[str, Any]) -> None:
         """What the playbooks and roles remember."""

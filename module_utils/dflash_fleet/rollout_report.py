@@ -5,7 +5,7 @@ UTC; `host` is there where the event is about one.
 
 begin        rollout, playbook, user, controller, continues (ids), hosts in their order, batches (sizes)
 batch        number, of, hosts
-enter, leave host, phase: its work in a phase of PHASES began, ended
+enter, leave host, phase: its work in a phase of PHASES began, ended; worked is false where every task was skipped
 before       host, instances: {name: {release, engine, profile, state}}
 switch       host, instance, release, engine, profile, restarted
 attempt      host, instance, unit, outcome, phase, seconds, cause, summary, phases, accept_length, tokens_per_second
@@ -56,11 +56,12 @@ _FILES = {
     "rollback": "return",
     "rollback_instance": "return",
     "soak": "soak",
-    "drain": "drain",
+    "leave": "drain",
     "join": "join",
+    "stay": "join",
 }
 # Ends of a host's turn, the worst first.
-UNFINISHED = ("failed", "rolled back", "unreachable", "cut short", "waiting")
+UNFINISHED = ("failed", "rolled back", "unreachable", "cut short", "at work", "waiting")
 OUTCOMES = (*UNFINISHED, "degraded", "done", "as it was")
 
 
@@ -85,25 +86,29 @@ def build(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     batches: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     end: Mapping[str, Any] = {}
-    now = 0.0
+    now = shift = 0.0
     for event in events:
-        # A clock that was set back between two runs must not turn bars around.
-        now = max(now, round(moment(str(event["at"])) - origin, 3))
+        when = round(moment(str(event["at"])) - origin, 3)
         kind = event["event"]
         if kind == "begin":
+            # Within a run times come from one monotonic clock; between two the wall clock may have been set back.
+            shift = max(0.0, now - when)
             _close(hosts, runs[-1]["end"] if runs else now, cut=True)
-            runs.append({"rollout": event["rollout"], "begin": now, "end": now, "outcome": "interrupted"})
+            runs.append({"rollout": event["rollout"], "begin": when + shift, "end": now, "outcome": "interrupted"})
             for name in event["hosts"]:
                 # It takes a turn, again maybe: how an earlier one ended is history.
                 hosts.setdefault(name, _host(name)).update(failure=None, unreachable=None, had_turn=False)
             end = {}
-        elif kind == "batch":
-            batches.append({"number": event["number"], "of": event["of"], "hosts": list(event["hosts"]), "begin": now,
+        # The end of a host's work is told when its next task begins, which may be after others' events.
+        when = max(0.0, round(when + shift, 3))
+        now = max(now, when)
+        if kind == "batch":
+            batches.append({"number": event["number"], "of": event["of"], "hosts": list(event["hosts"]), "begin": when,
                             "run": len(runs) - 1})  # fmt: skip
         elif kind == "end":
             end = event
         if "host" in event:
-            _tell(hosts.setdefault(str(event["host"]), _host(str(event["host"]))), event, now, batches)
+            _tell(hosts.setdefault(str(event["host"]), _host(str(event["host"]))), event, when, batches)
         if runs:
             runs[-1]["end"] = now
             runs[-1]["outcome"] = "interrupted" if kind != "end" else event["outcome"]
@@ -111,7 +116,7 @@ def build(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         runs[-1]["outcome"] = "running"
     _close(hosts, now, cut=bool(end))
     for host in hosts.values():
-        _judge(host)
+        _judge(host, bool(end))
     found = list(hosts.values())
     counts = {word: sum(1 for host in found if host["outcome"] == word) for word in OUTCOMES}
     return {
@@ -162,7 +167,10 @@ def _tell(host: dict[str, Any], event: Mapping[str, Any], now: float, batches: S
         for bar in host["bars"]:
             if bar["end"] is None:
                 bar["end"] = now
-        host["end"] = now
+        if event.get("worked", True):
+            host["end"] = now
+        else:
+            host["bars"] = host["bars"][:-1]
     elif kind == "before":
         for name, facts in event["instances"].items():
             instance = _instance(host, name)
@@ -197,19 +205,21 @@ def _close(hosts: Mapping[str, dict[str, Any]], now: float, cut: bool) -> None:
                 host["end"] = now
 
 
-def _judge(host: dict[str, Any]) -> None:
-    """One word for how the host's turn ended, and the sums that stand beside it."""
+def _judge(host: dict[str, Any], over: bool) -> None:
+    """One word for how the host's turn ended or stands, and the sums that stand beside it."""
     words = {str((instance["line"] or {}).get("state")) for instance in host["instances"].values()}
+    # What did not last after its gate went back as well, and serves again.
+    went_back = any(bar["phase"] == "return" for bar in host["bars"]) and host["attempts"][-1:]
     if host["unreachable"]:
         word = "unreachable"
-    elif "rolled back" in words:
+    elif "rolled back" in words or (host["failure"] and went_back and went_back[0]["outcome"] == "ready"):
         word = "rolled back"
     elif host["failure"] or "failed" in words:
         word = "failed"
     elif host["had_turn"]:
         word = "degraded" if "degraded" in words else "done"
     elif host["bars"]:
-        word = "cut short"
+        word = "cut short" if over or host["bars"][-1]["cut"] else "at work"
     elif words - {"None", "waiting"}:
         word = "as it was"
     else:

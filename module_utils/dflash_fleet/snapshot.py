@@ -47,6 +47,7 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 HASH_CHUNK = 1 << 20
 # Directory entries, our own files: a filesystem needs a little more than the sum of the sizes.
 INODE_MARGIN = 64
+CLIENT_FOLDER = "dflash-fleet-fetch-"
 LOCK_SECONDS = 20
 POLL_SECONDS = 0.5
 GROWTH_SECONDS = 5
@@ -472,12 +473,40 @@ def client_source() -> str:
     return str(loader.get_source(hub_fetch.__name__))
 
 
+def client_folder(parent: str | None) -> tuple[str, int]:
+    """A folder for one run of the client, and the lock that says it is in use; what killed runs left is removed."""
+    parent = parent or tempfile.gettempdir()
+    for name in os.listdir(parent):
+        if not name.startswith(CLIENT_FOLDER):
+            continue
+        path = os.path.join(parent, name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone in between, or none of ours
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue  # somebody works with it
+        finally:
+            os.close(descriptor)
+    # Under another name until it is locked.
+    fresh = tempfile.mkdtemp(prefix="." + CLIENT_FOLDER, dir=parent)
+    descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    folder = os.path.join(parent, os.path.basename(fresh)[1:])
+    os.rename(fresh, folder)
+    return folder, descriptor
+
+
 class Client:
     """The real client in the tool environment; see hub_fetch.py for what is said over the pipes."""
 
     def __init__(self, request: Request, lock: int | None) -> None:
         self.request = request
-        self.folder = tempfile.mkdtemp(prefix="dflash-fleet-fetch-", dir=request.tmpdir)
+        self.folder, in_use = client_folder(request.tmpdir)
         script = os.path.join(self.folder, "hub_fetch.py")
         with open(script, "w", encoding="utf-8") as stream:
             stream.write(client_source())
@@ -490,10 +519,11 @@ class Client:
             stderr=self.errors,
             env=client_environment(request, self.folder),
             cwd=self.folder,
-            pass_fds=[] if lock is None else [lock],
+            pass_fds=[in_use, *([] if lock is None else [lock])],
             text=True,
             encoding="utf-8",
         )
+        os.close(in_use)  # from here on it is in use as long as the client lives
         self.events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._say(

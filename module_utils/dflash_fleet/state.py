@@ -10,6 +10,7 @@ ready.json      written when a start has passed its gate, replaced by the next o
                  tokens_per_second, ...}, phases: [...]}
 last_good.json  {schema, release_id, unit, recorded_at}: the release to return to when no rung holds
 rungs.json      {schema, rungs: [...]}, see `record_rung`
+standby.json    {schema, units: {unit: release id}}: further profiles whose units are installed and not enabled
 starts.jsonl    one JSON object a line, {schema, unit, invocation_id, release_id, started_at, outcome, seconds, phase,
                  cause, summary, remedy}: every start that a gate watched, with its end
 
@@ -26,11 +27,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+
+# How a document of an older schema becomes one of the next: by the older number, a function of file name and document.
+# Whoever raises SCHEMA adds the step here, and the older files to tests/fixtures/state.
+Migration = Callable[[str, dict[str, Any]], dict[str, Any]]
+MIGRATIONS: dict[int, Migration] = {}
 
 # Directories of the root that are not instances, so no instance may be called so.
 RESERVED = ("venvs", "models", "cache", "home", "state")
@@ -187,6 +193,10 @@ class Layout:
         """History of starts."""
         return self.state(name) / "starts.jsonl"
 
+    def standby(self, name: str) -> Path:
+        """Which units of further profiles are installed, with their releases."""
+        return self.state(name) / "standby.json"
+
     def reports(self, name: str) -> Path:
         """Crash reports, one directory each, named by time."""
         return self.state(name) / "reports"
@@ -235,10 +245,16 @@ def now_utc(timestamp: float | None = None) -> str:
 
 
 def check_schema(document: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The document if it is an object of a schema that this version knows, else StateError naming file and schema."""
+    """The document, brought to the present schema, else StateError naming file and schema.
+
+    What is read is migrated in memory; the file follows when it is written next, so that a look changes nothing.
+    """
     if not isinstance(document, dict):
         raise StateError(f"{path}: holds {type(document).__name__} where a JSON object belongs; move the file away")
     found = document.get("schema")
+    while found != SCHEMA and isinstance(found, int) and found in MIGRATIONS:
+        found += 1
+        document = {**MIGRATIONS[found - 1](os.path.basename(path), document), "schema": found}
     if found != SCHEMA:
         raise StateError(
             f"{path}: schema {found!r} is not known to this dflash-fleet, which reads schema {SCHEMA}; "
@@ -591,22 +607,24 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
     """What is on the host for one instance; `units` are its units as systemd sees them."""
     current = read_current(layout, name)
     release = read_state(layout.release_json(name, current)) if current else None
+    begun = main_unit({"units": units, "release": release})
+    by_hand = read_by_hand(layout, name, begun, release)
     ready = read_state(layout.ready(name))
     rungs = read_state(layout.rungs(name))
     starts = read_starts(layout.starts(name), last=100)
     from . import reports, verdict  # they stand on this module
 
     gate = verdict.read(verdict.path_of(name))
-    begun = main_unit({"units": units, "release": release})
     if begun and (ready or {}).get("invocation_id") != begun["invocation_id"]:
         # A start that no Ansible watched (a reboot, a restart at night): the supervisor's gate has.
         own = verdict.ready_record(gate, begun["invocation_id"])
         if own is not None:
-            overrides = (release or {}).get("overrides")
-            ready = {**own, "release_id": current, "degraded": bool(overrides)}
+            overrides = ((by_hand or {}).get("release") or release or {}).get("overrides")
+            ready = {**own, "release_id": (by_hand or {}).get("release_id", current), "degraded": bool(overrides)}
     facts = {
         "current": current,
         "release": release,
+        "by_hand": by_hand,
         "releases": [release for release in list_dirs(layout.releases(name)) if not release.startswith(".")],
         "units": units,
         "ready": ready,
@@ -622,6 +640,30 @@ def read_instance(layout: Layout, name: str, units: list[dict[str, Any]]) -> dic
     facts["previous_good"] = previous_good(facts, starts)
     facts.update(condition(facts))
     return facts
+
+
+def read_standby(layout: Layout, name: str) -> dict[str, str]:
+    """Units of further profiles that are installed, with the releases they are of."""
+    return dict((read_state(layout.standby(name)) or {}).get("units") or {})
+
+
+def release_of_unit(layout: Layout, name: str, unit: str) -> tuple[str, dict[str, Any]] | None:
+    """(id, release.json) of the release that an installed unit is of: the current one, or one on standby."""
+    for identity in (read_current(layout, name), read_standby(layout, name).get(unit)):
+        release = read_state(layout.release_json(name, identity)) if identity else None
+        if identity and release and release.get("unit") == unit:
+            return identity, release
+    return None
+
+
+def read_by_hand(
+    layout: Layout, name: str, unit: Mapping[str, Any] | None, release: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """{unit, release_id, release} of a profile on standby that someone started instead of the current one."""
+    if unit is None or release is None or unit["name"] == release.get("unit"):
+        return None
+    found = release_of_unit(layout, name, unit["name"])
+    return {"unit": unit["name"], "release_id": found[0], "release": found[1]} if found else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

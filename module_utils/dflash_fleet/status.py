@@ -57,7 +57,7 @@ def row(host: str, **values: Any) -> dict[str, Any]:
 def instance_row(host: str, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The row of one instance."""
     unit = state.main_unit(facts)
-    release = facts.get("release") or {}
+    release = (facts.get("by_hand") or {}).get("release") or facts.get("release") or {}
     ready = facts.get("ready") or {}
     serving = facts["condition"] in ("serving", "degraded")
     progress = facts.get("progress") or {}
@@ -122,6 +122,14 @@ def note(facts: Mapping[str, Any], unit: Mapping[str, Any] | None) -> str:
                      else "systemd starts it again after a crash: run playbooks/diagnose.yml")
     elif condition == "stopped" and unit and unit["enabled"] == "enabled":
         parts.append("starts at the next boot")
+    if facts.get("trial"):
+        parts.append(
+            f"on trial since {str(facts['trial']['begun_at'])[:19]}Z; a benchmark that was cut short: run it again, or "
+            "playbooks/rollback.yml"
+        )
+    if facts.get("by_hand"):
+        wanted = (facts.get("release") or {}).get("unit")
+        parts.append(f"started by hand; a deployment and the next boot start {wanted}")
     if unit and unit["need_daemon_reload"]:
         parts.append("its unit was changed on disk")
     for other in facts.get("units") or []:

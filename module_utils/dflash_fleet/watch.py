@@ -58,7 +58,7 @@ class Follower:
         self.cursor = cursor
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._stamp = 0  # of the last entry, in microseconds
+        self._stamp = 0  # of the last entry, in microseconds of the clock that nobody sets
 
     def _command(self, *more: str, whole: bool = False) -> list[str]:
         where = [f"--after-cursor={self.cursor}"] if self.cursor and not whole else []
@@ -137,7 +137,7 @@ class Follower:
             return None
         self.cursor = entry.get("__CURSOR", self.cursor)
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            self._stamp = int(entry["__REALTIME_TIMESTAMP"])
+            self._stamp = int(entry["__MONOTONIC_TIMESTAMP"])
         return entry
 
     def close(self) -> None:

@@ -11,21 +11,21 @@ apt uses, with what it depends on.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
 import struct
-import subprocess
 import sys
 import tarfile
 import tempfile
-from email.utils import formatdate
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "rehearsal"))
-import fleet  # noqa: E402 - found by the line above
+sys.path.insert(0, str(ROOT / "molecule/shared"))
+import debian_packages  # noqa: E402 - found by the lines above
+import fleet  # noqa: E402
+from debian_packages import index, run  # noqa: E402
 
 FIXTURES = ROOT / "tests/fixtures/nvidia-smi"
 SYSTEMS = {"debian-12": ("bookworm", "gpu-12"), "debian-13": ("trixie", "gpu-13")}
@@ -168,63 +168,6 @@ def driver(folder: Path, release: str) -> None:
     })
 
 
-def run(*words: str, **options: object) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(words[:6])} failed:\n{done.stdout}{done.stderr}")
-    return str(done.stdout)
-
-
-def index(folder: Path, home: Path | None) -> None:
-    """Packages, Release and, with a key, InRelease of a flat repository."""
-    listing = run("dpkg-scanpackages", "--multiversion", ".", cwd=folder)
-    (folder / "Packages").write_text(listing)
-    digest = hashlib.sha256(listing.encode()).hexdigest()
-    release = f"Origin: NVIDIA\nLabel: NVIDIA\nSuite: {folder.name}\nArchitectures: amd64\n"
-    release += f"Date: {formatdate(usegmt=True)}\n"
-    (folder / "Release").write_text(f"{release}SHA256:\n {digest} {len(listing.encode())} Packages\n")
-    if home:
-        gpg = ["gpg", "--homedir", str(home), "--batch", "--yes"]
-        run(*gpg, "--clearsign", "--output", "InRelease", "Release", cwd=folder)
-
-
-def from_debian(target: Path, debian: str, host: str) -> None:
-    """Real packages, and what they need beyond what the host has; kept in the cache for the next run."""
-    kept = fleet.cache_dir() / "driver-repository-debs" / debian
-    status = fleet_status(host)
-    key = hashlib.sha256((" ".join(FROM_DEBIAN) + status).encode()).hexdigest()
-    note = kept / "key"
-    if not note.is_file() or note.read_text() != key:
-        shutil.rmtree(kept, ignore_errors=True)
-        (kept / "archives/partial").mkdir(parents=True)
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            source = fleet.choose_mirror(fleet.read_apt_sources(Path("/etc/apt")), debian)
-            keyring = fleet.keyring_for(source, folder)
-            trust = f"signed-by={keyring}" if keyring else "trusted=yes"
-            (folder / "sources.list").write_text(f"deb [{trust}] {source.uri} {debian} main\n")
-            (folder / "status").write_text(status)
-            (folder / "lists/partial").mkdir(parents=True)
-            os.chmod(folder, 0o755)
-            apt = [
-                "apt-get", "-q", "-y", f"-oDir::Etc::sourcelist={folder}/sources.list", "-oDir::Etc::sourceparts=-",
-                "-oDir::Etc::preferences=-", "-oDir::Etc::preferencesparts=-", f"-oDir::State::status={folder}/status",
-                f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={kept}", "-oAPT::Sandbox::User=root",
-                "-oDebug::NoLocking=true",
-            ]
-            run(*apt, "update")
-            run(*apt, "install", "--download-only", "--no-install-recommends", *FROM_DEBIAN)
-        note.write_text(key)
-    target.mkdir(parents=True)
-    for deb in (kept / "archives").glob("*.deb"):
-        shutil.copy(deb, target)
-
-
-def fleet_status(host: str) -> str:
-    tool = str(ROOT / "rehearsal/fleet.py")
-    return run(sys.executable, tool, "exec", "molecule_gpu_host", host, "--", "cat", "/var/lib/dpkg/status")
-
-
 def make() -> None:
     output = fleet.cache_dir() / "driver-repository"
     shutil.rmtree(output, ignore_errors=True)
@@ -254,7 +197,9 @@ def make() -> None:
             index(newer, home)
             for place in (flat, newer):
                 shutil.copy(output / "key.asc", place / KEYS[system])
-            from_debian(flat / "system", debian, host)
+            status = debian_packages.host_status("molecule_gpu_host", host)
+            kept = fleet.cache_dir() / "driver-repository-debs" / debian
+            debian_packages.from_debian(flat / "system", debian, FROM_DEBIAN, status, kept)
             package(flat / "system", f"linux-headers-{KERNEL}", "1.0-1")
             package(flat / "system", "linux-headers-amd64", "1.0-1")
             index(flat / "system", None)

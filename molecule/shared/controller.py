@@ -69,9 +69,9 @@ def deploy(test_file: str, *arguments: str, rc: int | None = 0) -> str:
 
 
 def host_names(test_file: str) -> list[str]:
-    """The hosts of the scenario."""
+    """The hosts of the scenario that run engines."""
     spec = yaml.safe_load((Path(test_file).resolve().parents[1] / "hosts.yml").read_text())
-    return [str(host["name"]) for host in spec["hosts"]]
+    return [str(host["name"]) for host in spec["hosts"] if host["groups"] != ["sglang_router"]]
 
 
 def scenario_host(test_file: str, name: str) -> Any:

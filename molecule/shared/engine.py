@@ -25,6 +25,14 @@ def sudo(host: Any, command: str) -> str:
     return str(run.stdout)
 
 
+def grep(host: Any, secret: str, command: str) -> list[str]:
+    """What `command` prints when its grep is given the secret (`-f $P`); the secret itself is in no argv meanwhile."""
+    half = len(secret) // 2
+    write = f"printf '%s%s\\n' {secret[:half]} {secret[half:]} > $P"
+    script = f"P=/dev/shm/pattern; umask 077; {write}; {{ {command}; }} 2>/dev/null; rm -f $P"
+    return sudo(host, script).split("\n")[:-1]
+
+
 def read_json(host: Any, path: str) -> dict[str, Any]:
     """A JSON file of the host."""
     return dict(json.loads(sudo(host, f"cat {shlex.quote(path)}")))
@@ -64,10 +72,15 @@ print(answer.read().decode())
 
 
 def request(
-    host: Any, path: str, body: dict[str, Any] | None = None, key: str = "", port: int = 30000
+    host: Any,
+    path: str,
+    body: dict[str, Any] | None = None,
+    key: str = "",
+    port: int = 30000,
+    address: str = "127.0.0.1",
 ) -> tuple[int, Any]:
     """A request from the host to its engine: (status, JSON or text)."""
-    arguments = json.dumps([f"http://127.0.0.1:{port}{path}", body, key])
+    arguments = json.dumps([f"http://{address}:{port}{path}", body, key])
     run = host.run(f"printf %s {shlex.quote(arguments)} | python3 -c {shlex.quote(CLIENT)}")
     assert run.rc == 0, run.stderr
     status, _, text = str(run.stdout).partition("\n")

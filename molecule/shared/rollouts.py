@@ -14,6 +14,7 @@ from typing import Any
 import controller
 import engine
 import starts
+import traffic
 
 UNIT = starts.UNIT
 BATCHES = {"sglang_rollout_batches": [1, 2, "100%"], "sglang_rollout_soak": 0}
@@ -97,13 +98,21 @@ class Fleet:
         return {name: self.length(name) for name in self.names}
 
     def all_serve_and_nobody_holds_them(self) -> None:
-        """How every rollout and every rerun must leave the fleet."""
-        for name in self.names:
-            on = self.host(name)
-            ready = engine.state(on, "ready.json")
-            assert engine.show(on, UNIT, "ActiveState") == "active"
-            assert ready["invocation_id"] == engine.show(on, UNIT, "InvocationID")
-            assert not on.file(LOCK).exists
+        """How every rollout and every rerun must leave the fleet: each engine by a start that has passed its gate."""
+        states = {name: line["state"] for name, line in self.status().items()}
+        assert states == dict.fromkeys(self.names, "serving")
+        assert [name for name in self.names if self.host(name).file(LOCK).exists] == []
+
+    def status(self, *arguments: str) -> dict[str, dict[str, Any]]:
+        """The lines of playbooks/status.yml by host; hosts have one instance here."""
+        text = self.play("playbooks/status.yml", *arguments, "-e", "format=json")
+        document = json.loads(text[text.index("\n{") : text.rindex("\n}") + 2])
+        return {line["host"]: line for line in document["instances"] if line["host"] in self.names}
+
+    def rotation(self) -> list[str]:
+        """The hosts that the router sends to."""
+        urls = traffic.rotation(self.test_file)
+        return [name for name in self.names if traffic.worker(self.test_file, name) in urls]
 
     def fail_where(self, name: str, **arguments: Any) -> None:
         """From now on a start with these arguments dies on this host while it loads weights; without any, none does."""
@@ -134,7 +143,6 @@ print(json.dumps({
     "release": hashlib.sha256(read(root + "/main/current/release.json")).hexdigest(),
     "unit": hashlib.sha256(read("/etc/systemd/system/" + unit)).hexdigest(),
     "active": show("ActiveState"), "enabled": show("UnitFileState"), "reload": show("NeedDaemonReload"),
-    "served": json.loads(read(root + "/main/state/ready.json"))["invocation_id"] == show("InvocationID"),
     "last_good": json.loads(read(root + "/main/state/last_good.json"))["release_id"],
     "files": sorted(path for path in files if not left_out(path)),
 }))

@@ -17,22 +17,38 @@ LOGS = ROOT / ".cache" / "scenarios"
 # What every change must pass; all others are the long matrices (make test-faults).
 CORE = ("default", "incident", "readiness", "real_engine")
 # Long matrices of which every change must pass the beginning: what makes them short.
-SHORT = {"check_mode": {"ROUNDS": "1"}}
+SHORT = {
+    "benchmark": {"BEGINNING": "1"},
+    "check_mode": {"ROUNDS": "1"},
+    "gpu_host": {"PYTEST_ADDOPTS": "-k 'newest_of or module_runs or journal_is'"},
+    # One profile after the other and back by systemd alone: no other core scenario changes a profile.
+    "profiles": {"PYTEST_ADDOPTS": "-k 'switching and (tp8 or ep8) or one_after or old_engine'"},
+    "rollout": {"PART": "front_door"},
+}
+# Those that are too long for one turn among the matrices, in parts that stand for themselves.
+PARTS = {"check_mode": [{"ROUNDS": "2,3"}, {"ROUNDS": "4,5"}]}
 ALL = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
 LIMIT = 30 * 60  # seconds; a scenario that hangs must not take the others with it
 
 
 def scenarios() -> list[object]:
-    """Core scenarios in their order, then the rest, marked."""
-    assert set(CORE) <= set(ALL), f"scenarios missing: {set(CORE) - set(ALL)}"
-    rest = [pytest.param(name, marks=pytest.mark.faults) for name in ALL if name not in CORE]
-    return [*CORE, *rest]
+    """(title, name, settings) of the core scenarios in their order, then of the rest, marked."""
+    named = {*CORE, *SHORT, *PARTS}
+    assert named <= set(ALL), f"scenarios missing: {named - set(ALL)}"
+    rest = [
+        (name if name not in PARTS else f"{name}-{number}", name, settings)
+        for name in ALL
+        for number, settings in enumerate(PARTS.get(name, [{}]), 2)
+        if name not in CORE
+    ]
+    core = [pytest.param(name, name, {}, id=name) for name in CORE]
+    return [*core, *(pytest.param(*one, id=one[0], marks=pytest.mark.faults) for one in rest)]
 
 
-@pytest.mark.parametrize("name", scenarios())
-def test_scenario(name: str) -> None:
-    """Run it whole; its log stays in .cache/scenarios."""
-    run_scenario(name, name)
+@pytest.mark.parametrize(("title", "name", "settings"), scenarios())
+def test_scenario(title: str, name: str, settings: dict[str, str]) -> None:
+    """Run it whole, or a part of it; its log stays in .cache/scenarios."""
+    run_scenario(name, title, **settings)
 
 
 @pytest.mark.parametrize("name", SHORT)

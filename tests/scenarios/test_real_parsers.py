@@ -1,4 +1,4 @@
-"""SGLang's own parsers take what the resolver renders, on every release at which options moved."""
+"""What SGLang's own code says: its parsers of what the resolver renders, its load tool of what ours measures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ LIMIT = 15 * 60  # seconds, the environment's installation with it
 
 
 @pytest.mark.faults
-def test_real_parsers() -> None:
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        pytest.param("test_real_parsers.py", 18, id="three questions to each of six releases"),
+        pytest.param("test_bench_serving.py", 4, id="two kinds of lengths on two releases"),
+    ],
+)
+def test_real_code(file: str, tests: int) -> None:
     """In a process of its own, since it puts packages of SGLang's size in memory."""
     environment = {name: value for name, value in os.environ.items() if name != "DFLASH_FLEET_REAL_PARSERS"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/parsers/test_real_parsers.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/parsers/{file}"]
     run = subprocess.run(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-6000:]
-    # Three questions to each of six releases; one that was skipped would be missing here.
-    assert re.search(r"\b18 passed in\b", run.stdout), run.stdout[-2000:]
+    # One that was skipped would be missing here.
+    assert re.search(rf"\b{tests} passed in\b", run.stdout), run.stdout[-2000:]

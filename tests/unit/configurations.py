@@ -73,11 +73,24 @@ def overlays(version: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield title, {**BASE, "version": version, "profile": "tp8", "drafter": "dflash", **overlay}
 
 
+def crossed(version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(title, request) of every overlay on every profile, for tables that nobody has to read."""
+    for profile in PROFILES:
+        for title, overlay in OVERLAYS.items():
+            drafter = "none" if profile == "pp8" else "dflash"
+            yield f"{profile}, {title}", {**BASE, "version": version, "drafter": drafter, **overlay, "profile": profile}
+
+
+def everything(version: str) -> list[tuple[str, dict[str, Any]]]:
+    """(title, request) of every configuration that the tests know for a release."""
+    return [*matrix(version), *overlays(version), *crossed(version)]
+
+
 def command_lines(version: str) -> list[tuple[str, list[str]]]:
     """(title, options) of every configuration that the resolver does not refuse."""
     found = []
-    for title, request in [*matrix(version), *overlays(version)]:
+    for title, request in everything(version):
         with contextlib.suppress(profiles.ConfigError):
             found.append((title, profiles.resolve(request)["argv"][2:]))
-    assert len(found) > 60
+    assert len(found) > 120
     return found

@@ -1,7 +1,8 @@
-"""Defaults, argument specs and docs/variables.md of every role say the same. UPDATE_DOCS=1 writes the page anew."""
+"""Defaults, argument specs, docs/variables.md and the roles' pages say the same. UPDATE_DOCS=1 writes them anew."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from plugins import load as load_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "variables.md"
+PAGES = ROOT / "docs" / "roles"
 ROLES = sorted(path.parents[1].name for path in ROOT.glob("roles/*/meta/argument_specs.yml"))
 DEPLOYMENT = ["sglang", "gpu_host", "sglang_venv", "model_weights", "sglang_service"]
 ORDER = sorted(ROLES, key=lambda role: (DEPLOYMENT.index(role) if role in DEPLOYMENT else len(DEPLOYMENT), role))
@@ -54,6 +56,38 @@ def value(default: Any) -> str:
     return "`" + yaml.safe_dump(default, default_flow_style=True, width=1000).removesuffix("...\n").strip() + "`"
 
 
+def plain(text: str) -> str:
+    """Ansible's markup of a description as Markdown."""
+    return re.sub(r"\b[COVM]\((.*?)\)", r"`\1`", text)
+
+
+def table(role: str) -> list[str]:
+    """The role's variables as lines of Markdown."""
+    out = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, option in options(role).items():
+        text = option["description"]
+        text = plain(" ".join(text if isinstance(text, list) else [text]))
+        cells = [f"`{name}`", value(option.get("default")), text]
+        out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return out
+
+
+def role_page(role: str) -> str:
+    """The page of a role: its table of variables is made, the rest is written by hand, at first from the specs."""
+    path = PAGES / f"{role}.md"
+    rows = table(role) if options(role) else ["No variables."]
+    if not path.exists():
+        spec = load(role, "meta/argument_specs.yml")["argument_specs"]["main"]
+        text = spec.get("description") or []
+        parts = [f"# Role {role}", spec["short_description"].rstrip(".") + "."]
+        parts += [plain(part) for part in ([text] if isinstance(text, str) else text)]
+        return "\n\n".join([*parts, "## Variables", "\n".join(rows)]) + "\n"
+    before, heading, after = path.read_text(encoding="utf-8").partition("\n## Variables\n")
+    lines = after.lstrip("\n").splitlines()
+    rest = lines[sum(1 for _ in itertools.takewhile(lambda line: line.startswith(("|", "No variables.")), lines)) :]
+    return "\n".join([f"{before}{heading}", *rows, *rest]) + "\n"
+
+
 def page() -> str:
     out = [
         "# Variables",
@@ -67,12 +101,7 @@ def page() -> str:
         if not options(role):
             out.append("No variables.")
             continue
-        out += ["| variable | default | meaning |", "|---|---|---|"]
-        for name, option in options(role).items():
-            text = option["description"]
-            text = " ".join(text if isinstance(text, list) else [text])
-            cells = [f"`{name}`", value(option.get("default")), text]
-            out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        out += table(role)
     out += [
         "",
         "## Keys of an instance",
@@ -127,6 +156,16 @@ def test_resolution_knows_the_variables() -> None:
     internal = {"model_path", "drafter_path", "api_key_set", "api_key_error", "measured", "overrides", "errors"}
     for key in set(profile_checks.DEFAULTS) - internal:
         assert profile_checks.variable_of(key) in defaults("sglang"), key
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_page_of_the_role_is_current(role: str) -> None:
+    """UPDATE_DOCS=1 makes the page of a new role, and the table of variables anew."""
+    text, path = role_page(role), PAGES / f"{role}.md"
+    if os.environ.get("UPDATE_DOCS"):
+        path.write_text(text, encoding="utf-8")
+    assert path.exists(), f"docs/roles/{role}.md is missing"
+    assert path.read_text(encoding="utf-8") == text
 
 
 def test_page_is_current() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import configurations
 import pytest
 from dflash_fleet import bench, profiles
 
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "bench"
 LOAD = {
     "schema": 1, "endpoint": "generate", "model": "m", "concurrency": 4, "max_tokens": 32, "duration": 2.0,
     "requests": 8, "ok": 6, "failed": 1, "cut": 1, "without_usage": 0, "output_tokens": 192, "input_tokens": 60,
@@ -50,6 +53,18 @@ def test_the_engines_own_tool_knows_requests_and_shows_no_key() -> None:
     assert "secret" not in str(found)
     plain = {name: value for name, value in SERVING.items() if name not in ("output_lens", "ttfts", "itls", "errors")}
     assert bench.from_bench_serving(plain, 8, 32)["request_tps"] is None
+
+
+def test_a_line_that_the_real_tool_wrote() -> None:
+    line = json.loads((FIXTURES / "bench_serving-0.5.23.jsonl").read_text())
+    found = bench.from_bench_serving(line, requests=32, max_tokens=48)
+    assert (found["requests"], found["ok"], found["errors"], found["output_tokens"]) == (32, 32, 0, 32 * 48)
+    assert found["concurrency"] == 8
+    assert None not in [*found["ttft_ms"].values(), *found["itl_ms"].values(), *found["e2e_ms"].values()]
+    # 48 tokens in about a second, eight at a time.
+    assert 30 < found["request_tps"]["p50"] < 70
+    assert found["output_throughput"] == pytest.approx(32 * 48 / found["duration"], rel=1e-6)
+    assert "not-to-be-kept" not in json.dumps(found)
 
 
 def test_prompts_of_either_kind_of_file() -> None:
@@ -105,6 +120,16 @@ def test_a_file_of_results_survives_an_interruption_and_no_other_damage() -> Non
 def test_only_the_newest_run_of_a_candidate_counts() -> None:
     old, new, other = measured(run="r1"), measured(run="r2"), measured(run="r1", candidate="tp8")
     assert bench.newest([old, new, other]) == [new, other]
+
+
+def test_what_is_compared_is_of_one_release() -> None:
+    engine = {"name": "sglang", "version": "0.5.23", "build": "cuda"}
+    old = measured(at="1", run="r1", candidate="tp8")
+    new = measured(at="3", run="r3", engine=engine)
+    other = measured(at="2", run="r2", host="gpu-02")
+    found, left_out = bench.groups([old, new, other])
+    assert (found, left_out) == ([[new], [other]], 1)
+    assert bench.groups([]) == ([], 0)
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,11 @@ def test_runs_that_were_not_repeated_need_five_per_cent() -> None:
 
 def test_noise_is_welchs_t() -> None:
     one, other = [10.0, 12.0, 14.0], [20.0, 21.0, 22.0]
-    # s² = 4 and 1, sqrt(5/3) = 1.291; (5/3)² / ((4/3)²/2 + (1/3)²/2) = 2.94 degrees, taken as 2: t = 4.303.
-    assert choice.noise(one, other) == pytest.approx(4.303 * 1.29099, rel=1e-4)
+    # s² = 4 and 1, sqrt(5/3) = 1.291; (5/3)² / ((4/3)²/2 + (1/3)²/2) = 2.94 degrees: t between 4.303 and 3.182.
+    assert choice.noise(one, other) == pytest.approx(3.228 * 1.29099, rel=1e-3)
+    tables = {1: 12.706, 2: 4.303, 9: 2.262, 10: 2.228, 20: 2.086, 60: 2.0, 10000: 1.96}
+    assert {degrees: choice.student(degrees) for degrees in tables} == pytest.approx(tables, abs=0.01)
+    assert 4.303 < choice.student(1.9) < 5.2
     assert choice.noise([100.0] * 3, [90.0] * 3) == pytest.approx(1.0)
 
 

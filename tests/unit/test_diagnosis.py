@@ -138,6 +138,22 @@ def test_interleaving_changes_nothing(name: str, seed: int) -> None:
     assert core(answer(interleaved(name, seed), name)) == WANTED[name]
 
 
+@QUICK
+@given(
+    name=st.sampled_from(SHUFFLED), place=st.floats(0, 1), days=st.sampled_from((-400, -1, -0.04, 0.04, 1, 400)),
+    more=st.sampled_from((0, -2, 2)),
+)
+def test_a_wall_clock_that_steps_changes_nothing(name: str, place: float, days: float, more: float) -> None:
+    """The clock is set in the middle of a run, once or twice; journald goes on with its monotonic clock."""
+    entries = BUILT[name].entries
+    first, second = int(place * len(entries)), int((1 + place) / 2 * len(entries))
+    out = []
+    for index, entry in enumerate(entries):
+        step = (days if index >= first else 0) + (more if index >= second else 0)
+        out.append({**entry, "__REALTIME_TIMESTAMP": str(int(entry["__REALTIME_TIMESTAMP"]) + int(step * 86_400_000_000))})
+    assert core(answer(out, name)) == WANTED[name]
+
+
 def cut_entries(name: str, seed: int) -> list[dict[str, Any]]:
     """Cut lines where another process writes in between, as journald does: the rest comes later, blanks at the cut are gone."""
     chooser = random.Random(seed)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
 import urllib.error
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from dflash_fleet import drain
+from dflash_fleet import drain, state
 
 ROUTER = "http://router"
 
@@ -109,3 +113,115 @@ def test_an_engine_that_does_not_count_is_never_idle(status: int) -> None:
     found = drain.wait_idle(["http://a"], lambda *_: (status, None), 0.02, pause=0)
     assert not found["idle"]
     assert found["problem"]
+
+
+class Front:
+    """A router with the files of its role: what it would start with, and what it sends to now."""
+
+    def __init__(self, folder: Path, *urls: str, router: Router | None = None) -> None:
+        control = {"url": ROUTER, "key": "control", "worker_key": "engine", "certificate": ""}
+        state.write_state(folder / "control.json", control)
+        (folder / "drained").mkdir()
+        if urls:
+            state.write_state(folder / "workers.json", {"workers": list(urls)})
+        self.router = router or Router(*urls)
+        self.door = drain.Door(str(folder), self.router)
+        self.folder = folder
+
+    def starts_with(self) -> list[str]:
+        """What role sglang_router's launcher would name to the router."""
+        return launcher().rotation(self.folder)
+
+
+def launcher() -> Any:
+    """roles/sglang_router/files/launch.py, whose router is not installed here."""
+    for name in ("sglang_router", "sglang_router.launch_router"):
+        module = sys.modules.setdefault(name, types.ModuleType(name))
+        for member in ("launch_router", "parse_router_args"):
+            setattr(module, member, None)
+    file = Path(__file__).resolve().parents[2] / "roles/sglang_router/files/launch.py"
+    spec = importlib.util.spec_from_file_location("router_launch", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+A, B, C = "http://10.0.0.1:30000", "http://10.0.0.2:30000", "http://10.0.0.3:30000"
+
+
+def test_what_is_out_stays_out_when_the_router_restarts(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B)
+    assert front.door.out([A], drain.DEPLOYMENT) == [A]
+    assert list(front.router.workers) == [B]
+    assert front.starts_with() == [B]
+    assert front.door.out([A], drain.DEPLOYMENT) == []
+    assert front.door.join([A], drain.DEPLOYMENT) == [A]
+    assert front.router.bodies == [{"url": A, "api_key": "engine"}]
+    assert front.starts_with() == [A, B]
+    assert front.door.join([A], drain.DEPLOYMENT) == []
+
+
+def test_a_deployment_does_not_end_what_a_person_began(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B)
+    front.door.out([A], drain.DEPLOYMENT)
+    assert front.door.out([A], drain.PERSON) == [A], "the person's word is written down"
+    assert front.door.out([A], drain.DEPLOYMENT) == []
+    assert front.door.join([A], drain.DEPLOYMENT) == []
+    assert front.door.held([A, B], drain.DEPLOYMENT) == [A]
+    assert front.starts_with() == [B]
+    assert front.door.join([A], drain.PERSON) == [A]
+    assert front.starts_with() == [A, B]
+
+
+def test_a_router_that_does_not_run_is_told_by_its_files(tmp_path: Path) -> None:
+    def refuses(*_: Any) -> tuple[int, Any]:
+        raise urllib.error.URLError(ConnectionRefusedError())
+
+    front = Front(tmp_path, A, B)
+    front.door.ask = refuses
+    assert front.door.out([A], drain.DEPLOYMENT) == [A]
+    assert front.starts_with() == [B]
+    assert front.door.join([A], drain.DEPLOYMENT) == [A]
+    assert front.starts_with() == [A, B]
+
+
+def test_a_router_that_cannot_be_asked_is_an_error(tmp_path: Path) -> None:
+    def hangs(*_: Any) -> tuple[int, Any]:
+        raise urllib.error.URLError(TimeoutError("timed out"))
+
+    front = Front(tmp_path, A, B)
+    front.door.ask = hangs
+    with pytest.raises(drain.DrainError, match="does not answer"):
+        front.door.out([A], drain.DEPLOYMENT)
+
+
+def test_new_engines_join_where_they_answer_and_wait_for_their_gate_where_not(tmp_path: Path) -> None:
+    front = Front(tmp_path, router=Router())
+    found = front.door.members([A, B], lambda url: url == A, pause=0)
+    assert found == {"joined": [A], "left": [], "waiting": [B], "new": [A, B]}
+    assert list(front.router.workers) == [A]
+    assert front.starts_with() == [A]
+    assert front.door.members([A, B], lambda _: True, pause=0) == {"joined": [], "left": [], "waiting": [], "new": []}
+    assert front.door.join([B], drain.DEPLOYMENT) == [B], "its gate lets it in"
+    assert sorted(front.router.workers) == [A, B]
+
+
+def test_an_engine_that_is_down_for_a_while_is_the_routers_business(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B, router=Router(A))
+    assert front.door.members([A, B], lambda url: url == A, pause=0)["joined"] == []
+    assert front.starts_with() == [A, B]
+
+
+def test_what_leaves_the_inventory_leaves_the_router(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B, C)
+    front.door.out([B], drain.PERSON)
+    assert front.door.members([A], lambda _: True, pause=0)["left"] == [C]
+    assert list(front.router.workers) == [A]
+    assert (front.starts_with(), front.door.drained()) == ([A], {})
+
+
+def test_a_host_without_a_router_says_so(tmp_path: Path) -> None:
+    with pytest.raises(drain.NoRouter, match="no router of role sglang_router"):
+        drain.Door(str(tmp_path))

@@ -86,6 +86,65 @@ def test_bad_instances(instances: Any, words: str) -> None:
     assert all(problem.startswith("sglang_instances") for problem in problems)
 
 
+def test_further_profiles_are_requests_of_their_own() -> None:
+    """With the instance's variables, but for what a mapping says; the one that runs is not listed twice."""
+    wanted = {**VARIABLES, "sglang_standby_profiles": ["tp8", "ep8", {"profile": "pp8", "drafter": "none"}]}
+    requests = filters.sglang_requests(wanted)
+    assert filters.sglang_validate(requests) == []
+    (result,) = filters.sglang_resolve_all(requests)
+    assert [other["unit"] for other in result["standby"]] == ["sglang-main-tp8.service", "sglang-main-pp8.service"]
+    tp8, pp8 = result["standby"]
+    assert tp8["drafter"]["algorithm"] == "DFLASH"
+    assert pp8["drafter"]["algorithm"] is None
+    assert (tp8["port"], tp8["model"]) == (result["port"], result["model"])
+    alone = filters.sglang_resolve(filters.sglang_requests(VARIABLES)[0])
+    assert ladder.release_record(result, "/venv", "") == ladder.release_record(alone, "/venv", "")
+    text = filters.sglang_plan({"gpu-01": {"resolved": [result], "problems": [], "asked": False}})
+    assert "sglang-main-pp8.service: pp8, graphs enabled" in text
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (["pp8"], "sglang_standby_profiles: pp8: "),
+        (["tp9"], "sglang_standby_profiles: tp9: "),
+        (["tp8", {"profile": "tp8"}], "tp8 is listed twice"),
+        ("tp8", "sglang_standby_profiles is not a list"),
+        ([7], "7 names no profile"),
+        ([{"drafter": "none"}], "names no profile"),
+        ([{"profile": "tp8", "port": 30001}], "may have no port"),
+        ([{"profile": "tp8", "name": "b"}], "may have no name"),
+        ([{"profile": "tp8", "drafte": "none"}], "unknown key 'drafte'"),
+    ],
+)
+def test_bad_further_profiles(listed: Any, words: str) -> None:
+    found = filters.sglang_validate(filters.sglang_requests({**VARIABLES, "sglang_standby_profiles": listed}))
+    assert any(words in text for text in found), found
+    assert len(found) == len(set(found))
+
+
+def test_a_further_profile_over_the_gpus_of_a_neighbour_conflicts_with_it() -> None:
+    """Two TP4, and one TP8 over both in the first one's place."""
+    tp4 = {"tp4": {"tp": 4}}
+    instances = [
+        {"name": "a", "profile": "tp4", "gpus": [0, 1, 2, 3],
+         "standby_profiles": [{"profile": "tp8", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}]},
+        {"name": "b", "profile": "tp4", "gpus": [4, 5, 6, 7], "port": 30001},
+    ]  # fmt: skip
+    wanted = {**VARIABLES, "sglang_profiles": tp4, "sglang_instances": instances}
+    requests = filters.sglang_requests(wanted)
+    assert filters.sglang_validate(requests) == []
+    a, b = resolved = filters.sglang_resolve_all(requests)
+    (both,) = a["standby"]
+    conflicts = load("filter_plugins/sglang_service.py").conflicts
+    found = {one["unit"]: conflicts(one, resolved, tp4) for one in (a, b, both)}
+    assert "sglang-b-tp4.service" in found["sglang-a-tp8.service"]
+    assert "sglang-a-tp8.service" in found["sglang-b-tp4.service"]
+    assert "sglang-b-tp4.service" not in found["sglang-a-tp4.service"]
+    assert "sglang-a-tp4.service" in found["sglang-a-tp8.service"]
+    assert not [unit for one, units in found.items() for unit in units if unit == one]
+
+
 def test_problems_of_several_instances_say_whose_they_are() -> None:
     instances = [{"name": "a", "port": 0, "gpus": list(range(8))}, {"name": "b", "gpus": list(range(8, 16))}]
     problems = filters.sglang_validate(filters.sglang_requests({**VARIABLES, "sglang_instances": instances}))
@@ -259,6 +318,19 @@ def test_plan_says_what_changes_and_how_long_it_took() -> None:
     assert "CUDA graphs: disabled -> enabled" in text
     assert "a restart follows (the last good start took 3:30)" in text
     assert "recorded fallback disable_cuda_graph (sglang_cuda_graph: disabled) for cuda_graph_replay_failure" in text
+
+
+def test_plan_of_a_host_where_someone_started_another_profile() -> None:
+    """The inventory's release is current, and a deployment restarts all the same."""
+    found = state()
+    other = filters.sglang_resolve({**filters.sglang_requests(VARIABLES)[0], "profile": "tp8"})
+    record = ladder.release_record(other, "/var/lib/sglang/venvs/0123456789abcdef", "")
+    found["main"].update(unit=other["unit"], by_hand={"unit": other["unit"], "release_id": "r0", "release": record})
+    facts = {"sglang_plan_state": {"state": {"instances": found}}}
+    text = filters.sglang_plan(filters.sglang_plan_hosts(["gpu-01"], {"gpu-01": facts}, VARIABLES))
+    assert "now       sglang-main-tp8.service, SGLang 0.5.11, serving, started by hand" in text
+    assert "profile: tp8 -> ep8" in text
+    assert "a restart follows" in text
 
 
 @pytest.mark.parametrize(("fallbacks", "changes"), [(["disable_cuda_graph"], False), ([], True)])

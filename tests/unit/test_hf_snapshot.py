@@ -128,6 +128,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     it.stop()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client tries as often as ever, but does not wait as long in between."""
+    quick = "import time; _sleep = time.sleep; time.sleep = lambda seconds: _sleep(seconds / 50)\n"
+    first = "from __future__ import annotations\n"
+    source = snapshot.client_source()
+    assert first in source
+    monkeypatch.setattr(snapshot, "client_source", lambda: source.replace(first, first + quick, 1))
+
+
 # -- the plain way
 
 
@@ -329,6 +339,95 @@ def test_connection_cut_once(bench: Bench) -> None:
 def test_too_many_requests_once(bench: Bench) -> None:
     bench.faults({"path": "config.json", "do": "status", "status": 429, "times": 1})
     bench.ensure()
+    assert bench.content() == FILES
+
+
+SHARD = "model-00001-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        # A hub that is only slow is no failure: see `kind` none.
+        ({"do": "slow", "rate": 400_000}, None, ""),
+        # The connection breaks again and again, each time at the same byte.
+        ({"do": "cut", "at": 70_000}, "network", "cannot be reached"),
+        ({"do": "status", "status": 429}, "rate_limited", "429, too many requests"),
+        ({"do": "status", "status": 503}, "hub_error", "HTTP 503"),
+        ({"do": "status", "status": 404, "code": "EntryNotFound"}, "entry", "lists a file of org/model"),
+        ({"do": "status", "status": 403}, "unauthorized", "HTTP 403"),
+        ({"do": "truncate", "at": 1000}, "size", "another size"),
+        ({"do": "flip", "at": 5000}, "corrupt", "do not have the hash"),
+    ],
+    ids=["slow", "cut", "429", "503", "404", "403", "short", "flipped"],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_shard_that_never_comes_right(bench: Bench, fault: dict[str, Any], kind: str | None, words: str) -> None:
+    """Nothing is published over it, what came right stays, and with a good hub the next run fetches the rest alone."""
+    bench.faults({"path": "00001-of", **fault})
+    if kind is None:
+        bench.ensure()
+    else:
+        error = bench.fails()
+        assert error.kind == kind
+        assert words in str(error)
+        assert REPO in str(error) or bench.url in str(error)
+        assert not bench.path.exists()
+        part = Path(hub_fetch.part_path(str(bench.stage), SHARD))
+        kept = part.stat().st_size if part.exists() else 0
+        others = {p for p in FILES if (bench.stage / p).exists()}
+        assert SHARD not in others
+        bench.faults()
+        bench.hub.stats.clear()
+        again = bench.ensure()
+        assert again["fetched_bytes"] == sum(len(FILES[p]) for p in set(FILES) - others) - kept
+        assert bench.hub.stats["bytes"] == again["fetched_bytes"]
+    assert bench.content() == FILES
+    assert os.listdir(bench.models / "org--model") == [COMMIT]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [(429, "", "rate_limited"), (503, "", "hub_error"), (404, "RepoNotFound", "repository"),
+     (404, "RevisionNotFound", "revision"), (401, "GatedRepo", "gated"), (403, "GatedRepo", "gated")],
+)  # fmt: skip
+@pytest.mark.usefixtures("impatient")
+def test_a_hub_that_refuses_the_list_of_files(bench: Bench, status: int, code: str, kind: str) -> None:
+    bench.faults({"path": f"^{REPO}/$", "do": "status", "status": status, "code": code})
+    assert bench.fails().kind == kind
+    assert not bench.path.exists()
+
+
+def test_a_small_file_flipped_on_the_way(bench: Bench) -> None:
+    """Files outside LFS are known by git's hash alone."""
+    bench.faults({"path": "config.json", "do": "flip", "at": 3})
+    assert bench.fails().kind == "corrupt"
+    bench.faults()
+    bench.ensure()
+    assert bench.content() == FILES
+
+
+@pytest.mark.parametrize("how", ["flipped", "too long", "of another file"])
+def test_a_part_that_is_damaged(bench: Bench, how: str) -> None:
+    """What a killed run left is believed as far as the hash of the whole goes, and no further."""
+    part = Path(hub_fetch.part_path(str(bench.stage), SHARD))
+    part.parent.mkdir(parents=True)
+    data = FILES[SHARD]
+    part.write_bytes(
+        {"flipped": b"?" + data[1:100_000], "too long": data + b"more", "of another file": data[::-1][:5000]}[how]
+    )
+    assert bench.ensure()["changed"]
+    assert bench.content() == FILES
+
+
+def test_a_hub_that_ignores_ranges(bench: Bench) -> None:
+    """It answers a question for the rest with the whole: that is not put behind what is there."""
+    part = Path(hub_fetch.part_path(str(bench.stage), SHARD))
+    part.parent.mkdir(parents=True)
+    part.write_bytes(FILES[SHARD][:50_000])
+    bench.faults({"path": "00001-of", "do": "whole"})
+    bench.ensure()
+    assert bench.hub.stats["faults"] == 1
     assert bench.content() == FILES
 
 
@@ -559,6 +658,29 @@ def test_kill_and_resume(bench: Bench) -> None:
     assert bench.content() == {**FILES, "model-00001-of-00002.safetensors": data}
     assert os.listdir(bench.models / "org--model") == [COMMIT]
     assert not bench.ensure(full=True)["changed"]
+
+
+def test_module_and_client_killed_at_once(bench: Bench) -> None:
+    """Nobody is left to clean up: the next run does, and leaves alone what another run works with."""
+    bench.faults({"path": "00001-of", "do": "slow", "rate": 100_000})
+    run = start(bench)
+    until(lambda: bench.hub.stats["get"])
+    (client,) = clients(bench.tmp)
+    os.kill(run.pid, signal.SIGSTOP)  # so that it does not see the client's end
+    os.kill(client, signal.SIGKILL)
+    run.kill()
+    run.wait()
+    assert len(list(bench.tmp.glob("dflash-fleet-fetch-*"))) == 1
+    until(lambda: not clients(bench.tmp))
+    time.sleep(0.3)  # it closes what it had open
+    other, lock = snapshot.client_folder(str(bench.tmp))
+    assert [str(path) for path in bench.tmp.glob("*dflash-fleet-fetch-*")] == [other]
+    bench.faults()
+    assert bench.ensure()["changed"]
+    assert [str(path) for path in bench.tmp.glob("*dflash-fleet-fetch-*")] == [other]
+    os.close(lock)
+    bench.ensure(full=True, ignore=["*.gguf"])
+    assert not list(bench.tmp.glob("*dflash-fleet-fetch-*"))
 
 
 def test_killed_at_every_step_ends_in_the_same_tree(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,17 @@ def test_a_step_of_the_memory_fraction_starts_from_what_was_in_effect():
     assert "sglang_mem_fraction_static" not in ladder.in_effect(profiles.resolve(request))
 
 
+def test_a_release_record_says_what_was_in_effect_as_the_configuration_does():
+    """The reporter on the host has only the record."""
+    request = {
+        "model": "org/model", "model_revision": "a" * 40, "profile": "tp8", "mem_fraction_static": 0.9,
+        "context_length": 4096, "max_running_requests": 24, "attention_backend": "triton", "trust_remote_code": True,
+    }  # fmt: skip
+    result = profiles.resolve(request)
+    assert len(ladder.in_effect(result)) == 8
+    assert ladder.in_effect(ladder.release_record(result, "/venv", "")) == ladder.in_effect(result)
+
+
 def test_no_remedy_that_a_machine_may_take_needs_an_installation():
     automatic = [remedy for remedy in remedies.REMEDIES.values() if remedy.automatic]
     assert len(automatic) > 15

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import time
 import pytest
 from dflash_fleet import model_prune, snapshot
 
-A, B, C, D = (letter * 40 for letter in "abcd")
+# Names that no other process of the machine has in its arguments: pruning spares what a running one mentions.
+A, B, C, D = sorted(secrets.token_hex(20) for _ in range(4))
 REPO, OTHER = "org--model", "org--drafter"
 
 

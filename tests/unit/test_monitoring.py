@@ -520,10 +520,6 @@ all:
         sglang_api_key: "canary-key-5150"
 """
 PLAY = """
-- hosts: gpu
-  gather_facts: false
-  tasks:
-    - ansible.builtin.include_role: {name: sglang, tasks_from: resolve}
 - hosts: localhost
   gather_facts: false
   tasks:

@@ -343,3 +343,13 @@ def test_clock(seconds, text):
 )
 def test_line_for_a_person(lines, elapsed, left, text):
     assert phases.progress_line("gpu-01", elapsed, reached(lines), left) == text
+
+
+def test_seconds_of_phases_do_not_know_the_wall_clock():
+    straight, stepped = (phases.PhaseTracker(ranks=8, drafter=True) for _ in range(2))
+    for index, each in enumerate(OLD):
+        straight.feed(dict(each))
+        wall = 1_764_460_800_000_000 + (-(10**14) if index > len(OLD) // 2 else 0)
+        stepped.feed({**each, "__REALTIME_TIMESTAMP": str(wall), "_SOURCE_REALTIME_TIMESTAMP": str(wall)})
+    assert stepped.seconds() == straight.seconds()
+    assert straight.seconds()["weights"] > 70

@@ -74,7 +74,7 @@ def test_profiles(profile: str, sizes: dict[str, str], gpus: int) -> None:
 
 @pytest.mark.parametrize("version", release_options.RELEASES)
 def test_every_option_is_a_full_name_of_its_release(version: str) -> None:
-    for title, request in [*configurations.matrix(version), *configurations.overlays(version)]:
+    for title, request in configurations.everything(version):
         problems = profiles.validate(request)
         if problems:
             assert all(name.startswith("sglang_") and name in text for name, text in problems), title

@@ -122,3 +122,69 @@ def test_what_did_not_last():
     ]  # fmt: skip
     assert "started again" in rollout.lost(soaked(restarts=1))[0]["why"], "it serves, by another start"
     assert rollout.lost(soaked(restarts=1))[0]["previous"] is None
+
+
+# --- instances that make room for others ----------------------------------------------------------------------------
+
+
+def ran(unit, current="r1", last_good="r1", enabled=True, active="active", gpus=(), port=30000, build="cuda"):
+    """An instance as sglang_state shows it."""
+    return {
+        "current": current, "last_good": {"release_id": last_good, "unit": unit} if last_good else None,
+        "release": {"gpu_ids": list(gpus), "port": port, "engine": {"build": build}},
+        "units": [{"name": unit, "active_state": active, "enabled": "enabled" if enabled else "disabled"}],
+    }  # fmt: skip
+
+
+def both(before, now, gone):
+    before, now = {"instances": before}, {"instances": now}
+    names = [item["instance"] for item in rollout.restored(before, now, gone)]
+    return names, rollout.in_the_way(before, now, gone)
+
+
+OLD = ran("sglang-main-tp8.service")
+STOPPED = ran("sglang-main-tp8.service", active="inactive")
+A = {"gpus": (0, 1, 2, 3), "port": 30000}
+B = {"gpus": (4, 5, 6, 7), "port": 30001}
+REPLACED = [
+    pytest.param(
+        {"main": OLD}, {"main": STOPPED, "renamed": ran("r", last_good=None, enabled=False, active="failed")}, ["main"],
+        (["main"], []), id="a renamed one fails at its first start",
+    ),
+    pytest.param(
+        {"main": OLD}, {"main": STOPPED, "a": ran("a", **A), "b": ran("b", last_good=None, active="failed", **B)},
+        ["main"], (["main"], ["a", "b"]), id="one of two fails, the other one leaves again",
+    ),
+    pytest.param(
+        {"main": STOPPED, "a": ran("a", **A)}, {"main": STOPPED, "a": ran("a", **A), "b": ran("b", enabled=False, **B)},
+        ["main"], (["main"], ["a", "b"]), id="a run before was killed in the middle",
+    ),
+    pytest.param(
+        {"a": ran("a", **A), "b": ran("b", **B)}, {"a": ran("a", **A), "b": ran("b", active="inactive", **B)}, ["b"],
+        (["b"], []), id="a neighbour that nothing has changed stays",
+    ),
+    pytest.param(
+        {"a": ran("a", **A), "b": ran("b", **B)},
+        {"a": ran("a", current="r2", gpus=range(8), port=30000), "b": ran("b", active="inactive", **B)}, ["b"],
+        (["a", "b"], ["a"]), id="one that took the GPUs returns to what it was",
+    ),
+    pytest.param(
+        {"main": ran("m", enabled=False)}, {"main": ran("m", enabled=False, active="inactive")}, ["main"],
+        ([], []), id="what was not to start at boot stays stopped",
+    ),
+    pytest.param(
+        {"main": ran("m", last_good=None)}, {"main": ran("m", last_good=None)}, ["main"],
+        ([], []), id="what never served is nothing to return to",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "now", "gone", "expected"), REPLACED)
+def test_a_host_whose_replacement_failed_returns_to_what_it_served(before, now, gone, expected):
+    assert both(before, now, gone) == expected
+
+
+def test_engines_on_the_cpu_share_no_gpus():
+    before = {"a": ran("a", build="cpu", port=30001), "b": ran("b", build="cpu")}
+    now = {**before, "b": ran("b", build="cpu", active="inactive")}
+    assert both(before, now, ["b"]) == (["b"], [])

@@ -44,7 +44,7 @@ class Run:
     def turn(self, host: str, *gates: dict[str, Any]) -> None:
         self.task(host, "gpu_facts", "gpu_host", took=2)
         self.task(host, "sglang_release", "sglang_service", took=1,
-                  result={"id": "new", "previous": "old", "release": RELEASE})  # fmt: skip
+                  result={"id": "new", "previous": "old", "release": RELEASE, "invocation_id": "1"})  # fmt: skip
         for gate in gates:
             self.task(host, "sglang_wait", "sglang_service", took=gate["seconds"], result=gate)
 
@@ -147,6 +147,7 @@ def test_a_killed_rollout_is_told_by_the_one_that_continues_it(tmp_path):
     killed.recorder.flush()  # and no more
     alone = rollout_report.build(rollout_record.read(tmp_path / "r1"))
     assert (alone["outcome"], alone["ended_at"]) == ("running", None)
+    assert alone["counts"] == {"at work": 1, "waiting": 1, "done": 1}
 
     with (tmp_path / "r1" / rollout_record.EVENTS).open("a") as stream:
         stream.write('{"schema": 1, "event": "enter", "ho')  # the write that the kill cut off
@@ -172,6 +173,59 @@ def test_a_killed_rollout_is_told_by_the_one_that_continues_it(tmp_path):
     assert not bars[-1]["cut"]
     assert bars[1]["begin"] >= 500 > bars[0]["end"]
     assert "continues r1" in rollout_report.markdown(report)
+
+
+def test_a_host_that_failed_before_its_turn_is_not_called_waiting(tmp_path):
+    run = Run(tmp_path, hosts=("a",), batches=(1,))
+    run.task("b", "sglang_state", result={"state": {"instances": {}}})
+    run.recorder.turn_begins()
+    run.turn("a", READY)
+    run.facts("a", sglang_had_turn=True)
+    run.recorder.ends({"a": line("serving")}, "-l ".join, {"b": "failed: sglang_profile is no profile"})
+    found = by_host(run.recorder.report())["b"]
+    assert found["outcome"] == "failed"
+    assert found["failure"]["message"] == "failed: sglang_profile is no profile"
+
+
+def test_waiting_for_others_is_not_work(tmp_path):
+    run = Run(tmp_path, batches=(3,))
+    run.recorder.turn_begins()
+    for host in "abc":
+        run.recorder.task_begins(host, "sglang_wait", "sglang_service", "t")
+    for host in "abc":
+        run.seconds += 10
+        run.recorder.task_ends(host, "sglang_wait", READY)
+    for host in "abc":
+        run.task(host, "sglang_release", "sglang_service", took=1)
+    bars = {name: host["bars"][0] for name, host in by_host(run.end()).items()}
+    assert {name: bar["end"] - bar["begin"] for name, bar in bars.items()} == {"a": 10, "b": 20, "c": 30}
+
+
+def test_what_did_not_last_its_soak_is_rolled_back(tmp_path):
+    run = Run(tmp_path)
+    run.recorder.turn_begins()
+    run.turn("a", READY)
+    run.task("a", "ansible.builtin.pause", "", "soak | Let the first batch serve for a while", took=15)
+    run.task("a", "sglang_wait", "sglang_service", "return | Wait until it serves", READY, took=9)
+    run.facts("a", sglang_failure={"task": "return_failed | End this host", "message": "a: main crashed"})
+    run.facts("a", sglang_had_turn=True)
+    found = by_host(run.end(a=line("serving"), b=line("waiting"), c=line("waiting")))["a"]
+    assert found["outcome"] == "rolled back"
+    assert [bar["phase"] for bar in found["bars"]] == ["host", "switch", "load", "soak", "return"]
+
+
+def test_a_forecast_is_no_switch(tmp_path):
+    run = Run(tmp_path)
+    run.recorder.turn_begins()
+    run.task("a", "sglang_release", "sglang_service", result={"id": "new", "previous": "old", "release": RELEASE})
+    assert by_host(run.end())["a"]["instances"]["main"]["after"] is None
+
+
+def test_a_phase_of_skipped_tasks_is_no_bar(tmp_path):
+    run = whole(tmp_path)
+    run.recorder.task_begins("a", "ansible.builtin.pause", "", "soak | Let the first batch serve for a while")
+    run.task("a", "sglang_release", "sglang_service", took=1)
+    assert [bar["phase"] for bar in by_host(run.end())["a"]["bars"]] == ["host", "switch", "load", "switch"]
 
 
 def test_a_clock_that_was_set_back_turns_no_bar_around(tmp_path):

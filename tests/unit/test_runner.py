@@ -15,7 +15,7 @@ from plugins import ROOT
 
 @pytest.fixture
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A private data directory as AWX makes one: inventory and variables in it, the project where it was checked out."""
+    """A private data directory as AWX makes one: inventory and variables in it, the project beside them."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     shutil.copytree(ROOT / "inventory/example", tmp_path / "inventory")
     (tmp_path / "project").symlink_to(ROOT)

@@ -165,6 +165,123 @@ def test_staged_is_written_and_not_switched_to(host: state.Layout, call: Callabl
     assert call()["id"] == result["id"]
 
 
+PP8 = "sglang-main-pp8.service"
+
+
+def beside(host: state.Layout, *units: str, text: str = TEXT) -> dict[str, Any]:
+    """Profiles on standby as the role gives them."""
+    release = {"venv": str(host.venv("v")), "engine": {"version": "0.5.20", "build": "rehearsal"}}
+    return {"standby": [{"unit": unit, "unit_text": text, "release": {**release, "unit": unit}} for unit in units]}
+
+
+def test_units_of_further_profiles_are_installed_and_not_enabled(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    wish = beside(host, OTHER, PP8, UNIT)  # the one that is switched to is passed over
+    predicted = call(check=True, **wish)
+    done = call(**wish)
+    assert done["changes"] == predicted["changes"]
+    staged = {path.parent.name: path.name for path in host.releases("main").glob("*/sglang-*")}
+    assert sorted(staged.values()) == sorted([UNIT, OTHER, PP8])
+    assert {str(host.unit_file(unit)) for unit in (UNIT, OTHER, PP8)} < set(done["changes"])
+    assert sorted(path.name for path in host.units.glob("*.service")) == sorted([UNIT, OTHER, PP8])
+    begun = [line for line in asked(tmp_path) if line.startswith(("enable", "start", "restart"))]
+    assert begun == [f"restart --no-block {UNIT}"]
+    assert state.read_standby(host, "main") == {unit: identity for identity, unit in staged.items() if unit != UNIT}
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    assert not call(**wish)["changed"]
+
+
+def test_a_profile_comes_and_goes_without_a_restart(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    call(**beside(host, OTHER))
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    begun = len(asked(tmp_path))
+    for wish in (beside(host, PP8), beside(host, PP8, text=TEXT + "# newer\n"), {}):
+        predicted = call(check=True, **wish)
+        done = call(**wish)
+        assert done["changes"] == predicted["changes"]
+        assert not done["restarted"]
+        assert str(host.unit_file(PP8)) in done["changes"]
+        assert host.unit_file(PP8).exists() == bool(wish)
+    assert not host.unit_file(OTHER).exists()
+    assert not [line for line in asked(tmp_path)[begun:] if line.startswith(("stop", "restart"))]
+    assert state.read_standby(host, "main") == {}
+
+
+@pytest.mark.parametrize("how", ["running", "enabled"])
+def test_a_profile_on_standby_that_holds_the_gpus_or_the_boot_gives_way(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path, how: str
+) -> None:
+    wish = beside(host, OTHER)
+    call(**wish)
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    if how == "running":
+        (tmp_path / "running").write_text(f"{OTHER} loaded active running engine\n")
+    else:
+        host.boot_link(OTHER).symlink_to(host.unit_file(OTHER))
+    predicted = call(check=True, **wish)
+    done = call(**wish)
+    assert done["changes"] == predicted["changes"] == (
+        [OTHER, UNIT] if how == "running" else [str(host.boot_link(OTHER))]
+    )
+    assert done["restarted"] == (how == "running")
+    assert host.unit_file(OTHER).read_text() == TEXT
+    assert not host.boot_link(OTHER).is_symlink()
+    assert (f"stop {OTHER}" in asked(tmp_path)) == (how == "running")
+
+
+def test_a_return_leaves_profiles_on_standby_installed(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = call()
+    call(unit=OTHER, unit_text=NEWER, **beside(host, PP8))
+    back = call(unit=UNIT, unit_text=None, release=None, release_id=first["id"])
+    assert sorted(path.name for path in host.units.glob("*.service")) == sorted([UNIT, PP8])
+    assert str(host.unit_file(OTHER)) in back["changes"]
+    assert not [line for line in back["changes"] if PP8 in line]
+
+
+def test_a_trial_of_a_profile_on_standby_leaves_its_unit_as_it_was(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = call(**beside(host, OTHER))
+    call(unit=OTHER, unit_text=NEWER, trial=True)
+    assert host.unit_file(OTHER).read_text() == NEWER
+    assert host.unit_file(UNIT).exists()
+    back = call(unit=UNIT, unit_text=None, release=None, release_id=first["id"])
+    assert str(host.unit_file(OTHER)) in back["changes"]
+    assert host.unit_file(OTHER).read_text() == TEXT
+    call(state="good", gate={"invocation_id": "x"})
+    assert set(state.read_standby(host, "main").values()) < {path.name for path in host.releases("main").iterdir()}
+    assert not call(**beside(host, OTHER))["restarted"]
+
+
+def test_releases_on_standby_are_not_pruned_and_not_counted(host: state.Layout, call: Callable[..., Any]) -> None:
+    call(**beside(host, OTHER, PP8))
+    kept = set(state.read_standby(host, "main").values())
+    for number in range(4):
+        call(unit_text=TEXT + f"# {number}\n", keep=2, **beside(host, OTHER, PP8))
+    left = {path.name for path in host.releases("main").iterdir()}
+    assert kept < left
+    assert len(left - kept) == 2
+
+
+def test_a_profile_on_standby_that_the_engine_refuses_touches_nothing(
+    host: state.Layout, call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"--page-size": REFUSAL}
+    monkeypatch.setattr(sglang_release.parser_check, "ask", lambda _, words, *__, **___: said.get(words[0], ""))
+    wish = beside(host, OTHER)
+    wish["standby"][0]["arguments"] = ["--page-size", "x"]
+    result = call(arguments=["--tp-size", "8"], **wish)
+    assert result["failed"]
+    assert result["refused"] == REFUSAL
+    assert asked(tmp_path) == []
+    assert not host.instance("main").exists()
+
+
 NEWER = TEXT + "LimitNOFILE=2048\n"
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.server
 import importlib.util
 import json
 import shutil
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import sglang_venv
+from ansible.errors import AnsibleError
 from ansible.module_utils.testing import patch_module_args
 from dflash_fleet import venvs
 from test_wheels import make_wheel
@@ -240,6 +246,84 @@ def test_errors_name_variable_and_remedy(host, unbuilt, arguments, words, tmp_pa
         assert result["changed"] is False
         for word in words:
             assert word in result["msg"]
+
+
+class Mirror(http.server.ThreadingHTTPServer):
+    """Serves one file under /python.tar.gz after a moment, and counts who asked for it."""
+
+    daemon_threads = True
+
+    def __init__(self, content: bytes) -> None:
+        self.asked: list[str] = []
+        mirror = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                mirror.asked.append(self.path)
+                time.sleep(0.3)
+                self.send_response(200 if self.path.startswith("/python.tar.gz") else 404)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    monkeypatch.setenv("DFLASH_FLEET_CACHE", str(tmp_path / "controller"))
+    server = Mirror(b"an interpreter")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+DIGEST = hashlib.sha256(b"an interpreter").hexdigest()
+
+
+def test_interpreter_is_fetched_once_for_all_hosts_and_kept(mirror):
+    url = f"{mirror.url}/python.tar.gz?token=1"
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: action._archive(url, DIGEST), range(4)))
+    assert len(mirror.asked) == 1
+    (path,) = paths
+    assert path.name == "python.tar.gz"
+    assert path.read_bytes() == b"an interpreter"
+    mirror.shutdown()
+    mirror.server_close()
+    assert action._archive(url, DIGEST) == path
+
+
+def test_interpreter_of_another_hash_is_named_and_not_kept(mirror, tmp_path):
+    for _ in range(2):
+        with pytest.raises(AnsibleError) as said:
+            action._archive(f"{mirror.url}/python.tar.gz", "0" * 64)
+        assert all(word in str(said.value) for word in ("sglang_venv_python_sha256", DIGEST, "0" * 64))
+    assert len(mirror.asked) == 2
+    assert not [path for path in (tmp_path / "controller").rglob("*.tar.gz*") if path.is_file()]
+    # One that was damaged in the cache afterwards is fetched again.
+    path = action._archive(f"{mirror.url}/python.tar.gz", DIGEST)
+    path.write_bytes(b"another")
+    assert action._archive(f"{mirror.url}/python.tar.gz", DIGEST).read_bytes() == b"an interpreter"
+
+
+@pytest.mark.parametrize(
+    ("source", "digest", "words"),
+    [
+        ("MIRROR/gone.tar.gz", DIGEST, ["sglang_venv_python_archive", "cannot be fetched", "404"]),
+        ("http://127.0.0.1:1/python.tar.gz", DIGEST, ["sglang_venv_python_archive", "cannot be fetched", "refused"]),
+        ("/nowhere/python.tar.gz", DIGEST, ["sglang_venv_python_archive", "no /nowhere/python.tar.gz"]),
+        ("MIRROR/python.tar.gz", "", ["sglang_venv_python_sha256", "64 hex digits"]),
+    ],
+)
+def test_interpreter_that_cannot_be_had_names_the_variable(mirror, source, digest, words):
+    with pytest.raises(AnsibleError) as said:
+        action._archive(source.replace("MIRROR", mirror.url), digest)
+    assert [word for word in words if word not in str(said.value)] == [], str(said.value)
 
 
 def test_index_mode_sends_only_what_no_index_has(host, unbuilt, tmp_path, monkeypatch):

@@ -457,6 +457,30 @@ def test_the_owner_of_the_directory_owns_the_state_file(tmp_path: Path) -> None:
     assert (tmp_path / "ready.json").stat().st_uid == 65534
 
 
+def test_a_profile_on_standby_that_someone_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its release is known, and what the supervisor's gate says of it is its own, not the current release's."""
+    from dflash_fleet import verdict
+
+    layout = make_host(tmp_path)
+    other = "sglang-main-tp8.service"
+    layout.release_dir("main", "r0").mkdir()
+    state.write_state(layout.release_json("main", "r0"), {"unit": other, "profile": "tp8", "overrides": {}})
+    path = tmp_path / "run" / "gate.json"
+    path.parent.mkdir()
+    monkeypatch.setattr(verdict, "path_of", lambda _name: path)
+    verdict.write(path, {"invocation_id": "d" * 32, "outcome": "ready", "seconds": 9.5, "smoke": {}})
+    idle, running = unit(active_state="inactive", invocation_id=""), unit(name=other, invocation_id="d" * 32)
+    assert state.read_instance(layout, "main", [idle, running])["by_hand"] is None, "nobody installed that unit"
+    state.write_state(layout.standby("main"), {"units": {other: "r0"}})
+    found = state.read_instance(layout, "main", [idle, running])
+    assert found["by_hand"]["release"]["profile"] == "tp8"
+    assert (found["condition"], found["unit"], found["ready"]["release_id"]) == ("serving", other, "r0")
+    assert (found["current"], found["release"]["profile"]) == ("r1", "ep8")
+    assert state.release_of_unit(layout, "main", UNIT)[0] == "r1"
+    assert state.release_of_unit(layout, "main", "sglang-main-pp8.service") is None
+    assert state.read_instance(layout, "main", [unit()])["by_hand"] is None
+
+
 def test_a_start_that_only_the_supervisor_gated_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dflash_fleet import verdict
 

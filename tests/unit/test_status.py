@@ -68,6 +68,23 @@ def test_a_host_that_serves() -> None:
     }
 
 
+def test_a_profile_that_was_started_by_hand_is_shown_as_what_it_is() -> None:
+    other = "sglang-main-tp8.service"
+    found = answer(
+        unit(active_state="inactive", sub_state="dead", invocation_id=""), unit(name=other, enabled="disabled"),
+        by_hand={"unit": other, "release_id": "r0", "release": {"profile": "tp8", "drafter": {"name": "none"}}},
+    )  # fmt: skip
+    row = one(found)
+    assert (row["state"], row["profile"], row["unit"]) == ("serving", "tp8", other)
+    assert row["note"] == f"started by hand; a deployment and the next boot start {UNIT}"
+
+
+def test_a_host_that_a_benchmark_has_left_says_how_to_return() -> None:
+    row = one(answer(trial={"release_id": "r0", "unit": UNIT, "begun_at": "2026-11-30T10:00:00.000000Z"}))
+    assert "on trial since 2026-11-30T10:00:00Z" in row["note"]
+    assert "playbooks/rollback.yml" in row["note"]
+
+
 def test_a_degraded_host_says_why() -> None:
     row = one(
         answer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import secrets
 import subprocess
 import sys
 import tarfile
@@ -394,6 +395,7 @@ def test_tools_words_are_explained(output, sentence):
     assert sentence in venvs.explain(output)
 
 
+# Names are drawn, so that no other process of the machine mentions them: pruning spares what a running one names.
 def environment(root, name, completed_at="2026-11-30T00:00:00.000000Z", interpreter="/usr/bin/python3"):
     """A complete environment, as far as its mark goes."""
     (root / name / "bin").mkdir(parents=True)
@@ -405,7 +407,7 @@ def environment(root, name, completed_at="2026-11-30T00:00:00.000000Z", interpre
 @pytest.mark.parametrize("where", ["unit", "release", "state", "running"])
 def test_prune_spares_what_is_named_anywhere(tmp_path, where):
     root = tmp_path / "sglang" / "venvs"
-    named, spare = environment(root, "a" * 16), environment(root, "b" * 16)
+    named, spare = environment(root, secrets.token_hex(8)), environment(root, secrets.token_hex(8))
     unit = tmp_path / "sglang-main-tp8.service"
     unit.write_text(f"ExecStart={named}/bin/python\n" if where == "unit" else "")
     started = None
@@ -431,23 +433,24 @@ def test_prune_spares_what_is_named_anywhere(tmp_path, where):
 
 def test_prune_keeps_the_newest_and_drops_the_interrupted(tmp_path):
     root = tmp_path / "venvs"
-    for number in range(1, 5):
-        environment(root, str(number) * 16, f"2026-11-0{number}T00:00:00.000000Z")
-    (root / ("c" * 16) / "lib").mkdir(parents=True)
+    one, two, three, four, cut = sorted(secrets.token_hex(8) for _ in range(5))
+    for number, name in enumerate((one, two, three, four), 1):
+        environment(root, name, f"2026-11-0{number}T00:00:00.000000Z")
+    (root / cut / "lib").mkdir(parents=True)
     (root / "notes").mkdir()  # nothing of ours
-    gone = venvs.prune(root, 2, ["1" * 16], [])
-    assert gone == ["2" * 16, "c" * 16]
-    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["1" * 16, "3" * 16, "4" * 16, "notes"]
+    assert venvs.prune(root, 2, [one], []) == [two, cut]
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == sorted([one, three, four, "notes"])
 
 
 def test_a_brought_interpreter_goes_with_its_last_environment(tmp_path):
     root = tmp_path / "venvs"
-    used, unused = root / ".python-1111111111111111", root / ".python-2222222222222222"
+    used, unused = (root / f".python-{secrets.token_hex(8)}" for _ in range(2))
     for folder in (used, unused):
         (folder / "bin").mkdir(parents=True)
-    environment(root, "a" * 16, interpreter=f"{used}/bin/python3")
+    name = secrets.token_hex(8)
+    environment(root, name, interpreter=f"{used}/bin/python3")
     assert venvs.prune(root, 2, [], []) == [unused.name]
-    assert venvs.prune(root, 0, [], []) == [used.name, "a" * 16]
+    assert venvs.prune(root, 0, [], []) == [used.name, name]
 
 
 def archive_of(folder, target):

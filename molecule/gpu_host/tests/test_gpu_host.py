@@ -248,7 +248,41 @@ def rebooting(host, play):
         thread.join()
 
 
-def test_another_module_than_the_installed_one_is_noticed_and_rebooted_away(host):
+# An engine with a request to answer; it writes down whether the host was still up when it was asked to end.
+ENGINE = """
+import signal, subprocess, sys, time
+def end(*_):
+    time.sleep(2)
+    state = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True).stdout.strip()
+    with open("/var/lib/handmade", "a") as log:
+        print(state, file=log)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+while True:
+    time.sleep(1)
+"""
+ENGINE_UNIT = """[Service]
+ExecStart=/usr/bin/python3 /opt/handmade/engine.py
+KillMode=mixed
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@pytest.fixture
+def engine(host):
+    """A unit that is enabled, as a deployed engine's is; its file of endings."""
+    sh(host, f"mkdir -p /opt/handmade && printf %s {shlex.quote(ENGINE)} > /opt/handmade/engine.py")
+    sh(host, f"printf %s {shlex.quote(ENGINE_UNIT)} > /etc/systemd/system/sglang-main-tp8.service")
+    sh(host, "systemctl daemon-reload")
+    sh(host, "systemctl enable --now sglang-main-tp8")
+    yield "/var/lib/handmade"
+    sh(host, "systemctl disable --now sglang-main-tp8")
+    sh(host, "rm -rf /etc/systemd/system/sglang-main-tp8.service /opt/handmade /var/lib/handmade")
+    sh(host, "systemctl daemon-reload")
+
+
+def test_another_module_than_the_installed_one_is_noticed_and_rebooted_away(host, engine):
     publish_later(host)
     names = " ".join(f"{package}={LATER}-1" for package in DRIVER)
     # Somebody upgrades by hand; from here on every program on the GPUs fails.
@@ -259,8 +293,13 @@ def test_another_module_than_the_installed_one_is_noticed_and_rebooted_away(host
     words = f"{FIRST} is loaded, {LATER} is installed: this host needs a reboot".split()
     assert re.search(r"\s+".join(map(re.escape, words)), output), output
     assert FIRST in host.file("/proc/driver/nvidia/version").content_string
+    assert host.service("sglang-main-tp8").is_running  # nothing was stopped where nothing was allowed
+    assert not host.file(engine).exists
     output, reboots = rebooting(host, lambda: converge(host, "-e", "gpu_host_driver_reboot=true"))
     assert reboots == 1
+    # It ended by itself while the host was up, and is back.
+    assert host.file(engine).content_string.strip() in ("running", "degraded")
+    assert host.service("sglang-main-tp8").is_running
     assert LATER in host.file("/proc/driver/nvidia/version").content_string
     assert sh(host, "nvidia-smi --query-gpu=name --format=csv").count("RTX PRO 6000") == 8
     assert held(host) == DRIVER

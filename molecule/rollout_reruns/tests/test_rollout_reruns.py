@@ -30,16 +30,33 @@ def test_the_fleet_is_deployed():
 
 def test_the_whole_look_changes_nothing_either():
     before = FLEET.invocations()
-    output = FLEET.deploy(*wish(sglang_skip_unchanged=False))
+    output = FLEET.deploy(*wish(sglang_rollout_batches=["100%"], sglang_skip_unchanged=False))
     assert all(recap(output, name)["changed"] == 0 for name in HOSTS)
     assert "sglang_venv" in output
     assert FLEET.invocations() == before
 
 
+def test_status_says_what_engines_do_and_what_drifted():
+    engine.generate(FLEET.host(SECOND), "a story", 400)
+    lines = FLEET.status(*wish(sglang_rollout_batches=["100%"]))
+    assert list(lines) == HOSTS
+    assert {line["state"] for line in lines.values()} == {"serving"}
+    assert {name: line["drift"] for name, line in lines.items()} == {name: [] for name in HOSTS}
+    assert 1.5 < lines[SECOND]["accept_length"] < 8
+    assert all(line["tokens_per_second"] is not None and line["restarts"] == 0 for line in lines.values())
+    link = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
+    engine.sudo(FLEET.host(THIRD), f"rm {link}")
+    moved = FLEET.status(*wish(sglang_rollout_batches=["100%"]))
+    assert link in moved[THIRD]["drift"]
+    assert moved[FIRST]["drift"] == []
+    assert FLEET.status()[FIRST]["drift"] == ["the wish"], "what the command line said belongs to it"
+    text = FLEET.play("playbooks/status.yml", *wish(sglang_rollout_batches=["100%"]))
+    assert re.search(rf"^{THIRD} .* main and \d+ more|^{THIRD} .* {link}", text, re.M), text
+
+
 def test_only_the_host_that_moved_is_worked_on():
     before = FLEET.invocations()
-    engine.sudo(FLEET.host(THIRD), f"rm /etc/systemd/system/multi-user.target.wants/{UNIT}")
-    output = FLEET.deploy(*wish())
+    output = FLEET.deploy(*wish(sglang_rollout_batches=["100%"]))
     assert {name for name in HOSTS if recap(output, name)["changed"]} == {THIRD}
     assert FLEET.host(THIRD).service(UNIT).is_enabled
     assert FLEET.invocations() == before, "a lost link is no reason to restart"

@@ -22,14 +22,6 @@ ALLOWED = re.compile(
 )
 
 
-def grep(host, secret, command):
-    """What `command` prints when its grep is given the secret (`-f $P`); the secret itself is in no argv meanwhile."""
-    half = len(secret) // 2
-    write = f"printf '%s%s\\n' {secret[:half]} {secret[half:]} > $P"
-    script = f"P=/dev/shm/pattern; umask 077; {write}; {{ {command}; }} 2>/dev/null; rm -f $P"
-    return engine.sudo(host, script).split("\n")[:-1]
-
-
 def name_of(host):
     return host.ansible.get_variables()["inventory_hostname"]
 
@@ -53,12 +45,12 @@ def test_the_hub_wanted_the_token():
 
 @pytest.mark.parametrize("secret", [KEY, TOKEN], ids=["key", "token"])
 def test_no_process_shows_it(host, secret):
-    assert grep(host, secret, "grep -laF -f $P /proc/[0-9]*/cmdline /proc/[0-9]*/environ") == []
+    assert engine.grep(host, secret, "grep -laF -f $P /proc/[0-9]*/cmdline /proc/[0-9]*/environ") == []
 
 
 @pytest.mark.parametrize("secret", [KEY, TOKEN], ids=["key", "token"])
 def test_no_journal_holds_it(host, secret):
-    assert grep(host, secret, "journalctl --no-pager --all -o export | grep -acF -f $P") == ["0"]
+    assert engine.grep(host, secret, "journalctl --no-pager --all -o export | grep -acF -f $P") == ["0"]
     # The line in which every release prints its arguments was there to be searched.
     assert "server_args" in engine.journal(host, UNITS[name_of(host)])
 
@@ -67,7 +59,7 @@ def test_no_journal_holds_it(host, secret):
 def test_no_file_holds_it_but_those_that_must(host, secret):
     # The journal is a test of its own.
     places = "/etc /home /opt /root /run /srv /tmp /usr/local /var"
-    found = grep(host, secret, f"grep -rlaF -f $P {places} --exclude-dir=journal --exclude-dir=venvs")
+    found = engine.grep(host, secret, f"grep -rlaF -f $P {places} --exclude-dir=journal --exclude-dir=venvs")
     assert [path for path in found if not ALLOWED.match(path)] == []
     assert ("/var/lib/sglang/main/credentials/api_key" in found) is (secret == KEY)
 

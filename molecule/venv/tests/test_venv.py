@@ -1,4 +1,4 @@
-"""Environments on a host that has no route out: whatever interrupts an installation, the next run ends as a clean one."""
+"""Environments on a host without a route out: whatever interrupts an installation, the next run ends as a clean one."""
 
 from __future__ import annotations
 
@@ -16,56 +16,26 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from pathlib import Path
 
 import controller
+import faults
 import pytest
+from faults import background, sh
+
+sys.path.insert(0, str(controller.ROOT / "rehearsal"))
+import hub
+import models
 
 CONVERGE = "molecule/venv/converge.yml"
 ROOT = "/var/lib/sglang"
 VENVS = f"{ROOT}/venvs"
-# Names, kinds, modes, owners and contents of everything in a folder. Of bytecode and of the mark the names only: both
-# hold times.
-TREE = r"""
-import hashlib, json, os, stat, sys
-root, out = sys.argv[1], {}
-for folder, folders, files in os.walk(root):
-    for name in folders + files:
-        path = os.path.join(folder, name)
-        about = os.lstat(path)
-        kind = "link " + os.readlink(path) if stat.S_ISLNK(about.st_mode) else ""
-        if stat.S_ISREG(about.st_mode) and not name.endswith(".pyc") and name != ".complete":
-            kind = hashlib.sha256(open(path, "rb").read()).hexdigest()
-        out[os.path.relpath(path, root)] = [stat.filemode(about.st_mode), about.st_uid, about.st_gid, kind]
-print(json.dumps(out))
-"""
-
-
-def sh(host, command, rc=0):
-    """Run as root; it must end with `rc`."""
-    with host.sudo():
-        done = host.run(command)
-    assert done.rc == rc, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def background(host, unit, script):
-    """Run a script beside what comes next; from a file, since systemd would read the dollars in it as its own."""
-    code = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
-    with host.sudo():
-        done = host.run("python3 -c %s %s %s", code, f"/run/{unit}.sh", script)
-    assert done.rc == 0, done.stderr
-    sh(host, f"systemd-run --unit={unit} --collect sh /run/{unit}.sh")
+# Bytecode and the mark hold times.
+TIMES = r"\.pyc$|^\.complete$"
 
 
 def tree(host, folder):
-    with host.sudo():
-        done = host.run("python3 -c %s %s", TREE, folder)
-    assert done.rc == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found, folder
-    return found
+    return faults.tree(host, folder, TIMES)
 
 
 def install(*arguments, rc=0, **settings):
@@ -75,15 +45,14 @@ def install(*arguments, rc=0, **settings):
 def environments(host):
     """{release: folder} of the complete environments."""
     found = {}
-    for line in sh(host, f"sh -c 'cat {VENVS}/*/.complete' | python3 -c 'import json,sys,re; "
-                         "[print(json.dumps(json.loads(x))) for x in re.findall(r\"\\{.*?\\n\\}\", sys.stdin.read(), re.S)]'").splitlines():
-        mark = json.loads(line)
+    for text in re.findall(r"\{.*?\n\}", sh(host, f"sh -c 'cat {VENVS}/*/.complete'"), re.S):
+        mark = json.loads(text)
         found[mark["version"].split("+")[0]] = f"{VENVS}/{mark['id']}"
     return found
 
 
 def changed(output):
-    return int(re.search(r"^host-12 .*changed=(\d+)", output, re.M)[1])
+    return faults.changed(output, "host-12")
 
 
 def test_engine_answers(host):
@@ -215,9 +184,12 @@ def archive(tmp_path_factory):
     return target
 
 
-def test_interpreter_from_the_controller(host, archive):
+def test_interpreter_from_an_address_that_only_the_controller_reaches(host, archive):
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    wanted = {"sglang_venv_python_archive": str(archive), "sglang_venv_python_sha256": digest, "sglang_venv_python": "/nowhere"}
+    mirror = serve(archive.parent)
+    address = f"http://127.0.0.1:{mirror.server_address[1]}/{archive.name}"
+    wanted = {"sglang_venv_python_archive": address, "sglang_venv_python_sha256": digest}
+    wanted["sglang_venv_python"] = "/nowhere"
     predicted = install("--check", sglang_version="0.5.23", **wanted)
     assert changed(predicted) == 1 or "0.5.23" in environments(host)
     output = install("--diff", **wanted, sglang_root="/var/lib/brought")
@@ -229,8 +201,13 @@ def test_interpreter_from_the_controller(host, archive):
     assert sh(host, "/usr/bin/python3 -V") != f"Python {made['python']}\n"
     assert "--model-path" in sh(host, f"{os.path.dirname(mark)}/bin/python -m sglang.launch_server --help")
     # By anybody, for the engine's user is one.
-    sh(host, f"setpriv --reuid=nobody --regid=nogroup --clear-groups {os.path.dirname(mark)}/bin/python -c 'import sglang'")
+    nobody = "setpriv --reuid=nobody --regid=nogroup --clear-groups"
+    sh(host, f"{nobody} {os.path.dirname(mark)}/bin/python -c 'import sglang'")
     assert changed(install(**wanted, sglang_root="/var/lib/brought")) == 0
+    # It is in the controller's cache from now on.
+    mirror.shutdown()
+    mirror.server_close()
+    assert changed(install(**wanted, sglang_root="/var/lib/brought-again")) == 1
 
 
 def test_interpreter_with_another_hash_is_refused(host, archive):
@@ -272,7 +249,9 @@ class Proxy(threading.Thread):
             connection.sendall(b"HTTP/1.1 502 Unknown\r\nContent-Length: 0\r\n\r\n")
             connection.close()
             return
-        with contextlib.closing(connection), socket.create_connection(self.names[name]) as there:
+        # A client that refuses the certificate hangs up.
+        hung_up = contextlib.suppress(ConnectionError)
+        with hung_up, contextlib.closing(connection), socket.create_connection(self.names[name]) as there:
             if method == "CONNECT":
                 connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
@@ -312,13 +291,19 @@ def openssl(folder, *words):
 
 @pytest.fixture
 def outside(tmp_path, host):
-    """An index behind HTTPS with a certificate of a private authority, an apt repository, and a proxy as the only way."""
-    (tmp_path / "san").write_text("subjectAltName=DNS:index.test\n")
-    openssl(tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2",
-            "-subj", "/CN=Private authority", "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
-    openssl(tmp_path, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "index.key", "-out", "index.csr", "-subj", "/CN=index.test")
-    openssl(tmp_path, "x509", "-req", "-in", "index.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "index.pem",
-            "-days", "2", "-extfile", "san")
+    """An index, an apt repository and a hub with certificates of a private authority, and a proxy as the only way."""
+    (tmp_path / "san").write_text("subjectAltName=DNS:index.test,DNS:apt.test,DNS:hub.test\n")
+    request = ["req", "-newkey", "rsa:2048", "-nodes"]
+    openssl(
+        tmp_path, *request, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2",
+        "-subj", "/CN=Private authority",
+        "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign",
+    )
+    openssl(tmp_path, *request, "-keyout", "index.key", "-out", "index.csr", "-subj", "/CN=index.test")
+    openssl(
+        tmp_path, "x509", "-req", "-in", "index.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+        "-out", "index.pem", "-days", "2", "-extfile", "san",
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "index.pem", tmp_path / "index.key")
     cache = Path(os.environ.get("DFLASH_FLEET_CACHE") or "~/.cache/dflash-fleet").expanduser()
@@ -333,49 +318,96 @@ def outside(tmp_path, host):
     (built / "DEBIAN").mkdir(parents=True)
     os.chmod(built, 0o755)
     (built / "DEBIAN/control").write_text(
-        "Package: through-the-proxy\nVersion: 1\nArchitecture: all\nMaintainer: tests <t@example.invalid>\nDescription: test\n"
+        "Package: through-the-proxy\nVersion: 1\nArchitecture: all\n"
+        "Maintainer: tests <t@example.invalid>\nDescription: test\n"
     )
     (tmp_path / "apt").mkdir()
     subprocess.run(["dpkg-deb", "--build", str(built), str(tmp_path / "apt")], check=True, capture_output=True)
-    listing = subprocess.run(["dpkg-scanpackages", "-m", "."], cwd=tmp_path / "apt", check=True, capture_output=True).stdout
-    (tmp_path / "apt/Packages").write_bytes(listing)
-    index, apt = serve(tmp_path / "www", context), serve(tmp_path / "apt")
+    listing = subprocess.run(["dpkg-scanpackages", "-m", "."], cwd=tmp_path / "apt", check=True, capture_output=True)
+    (tmp_path / "apt/Packages").write_bytes(listing.stdout)
+    index, apt = serve(tmp_path / "www", context), serve(tmp_path / "apt", context)
+    models.write(tmp_path / "repositories", {models.TARGET: models.build()[models.TARGET]})
+    weights = hub.serve(tmp_path / "repositories")
+    weights.socket = context.wrap_socket(weights.socket, server_side=True)
+    threading.Thread(target=weights.serve_forever, daemon=True).start()
     address = sh(host, "hostname -I").split()[0].rsplit(".", 1)[0] + ".1"
-    proxy = Proxy(address, {"index.test": index.server_address, "apt.test": apt.server_address})
+    there = {"index.test": index, "apt.test": apt, "hub.test": weights}
+    proxy = Proxy(address, {name: server.server_address for name, server in there.items()})
     proxy.start()
     proxy.certificate = tmp_path / "ca.pem"
     yield proxy
     proxy.socket.close()
-    index.shutdown()
-    apt.shutdown()
+    for server in there.values():
+        server.shutdown()
+    sh(host, "rm -f /usr/local/share/ca-certificates/dflash-fleet.crt && update-ca-certificates --fresh")
 
 
-def test_index_and_apt_through_a_proxy_with_a_private_authority(host, outside):
+def through(proxy, **more):
+    """The variables of the way out."""
+    return {"sglang_http_proxy": proxy.url, "sglang_https_proxy": proxy.url, **more}
+
+
+def reached(proxy):
+    """What was asked for since the last time."""
+    asked = {target for method, target in proxy.asked if method == "CONNECT"}
+    proxy.asked.clear()
+    return asked
+
+
+def test_pip_goes_through_the_proxy_and_trusts_the_private_authority(host, outside):
     sh(host, "printf '[global]\\nindex-url = https://index.test/simple\\n' > /etc/pip.conf")
-    sh(host, "echo 'deb [trusted=yes] http://apt.test/ ./' > /etc/apt/sources.list.d/proxied.list")
-    settings = {
-        "sglang_root": "/var/lib/proxied", "sglang_venv_index": "index",
-        "sglang_http_proxy": outside.url, "sglang_https_proxy": outside.url,
-        "sglang_venv_packages": {"cpu": [], "cuda": [], "rehearsal": ["through-the-proxy"]},
-    }
+    settings = {"sglang_root": "/var/lib/proxied", "sglang_venv_index": "index"}
     play = "molecule/venv/client.yml"
     try:
         # Without the authority the certificate is refused, and without the proxy there is no way at all.
-        output = controller.play(__file__, play, "-e", json.dumps(settings), rc=2)
+        output = controller.play(__file__, play, "-e", json.dumps(through(outside, **settings)), rc=2)
         assert re.search("certificate|CERTIFICATE", output), output
-        output = controller.play(
-            __file__, play, "-e", json.dumps({**settings, "sglang_https_proxy": "", "sglang_http_proxy": ""}), rc=2
-        )
+        output = controller.play(__file__, play, "-e", json.dumps(settings), rc=2)
         assert "package index does not answer" in output or "No matching distribution" in output, output
-        outside.asked.clear()
-        settings["sglang_ca_certificate"] = str(outside.certificate)
-        controller.play(__file__, play, "-e", json.dumps(settings))
-        assert {target for method, target in outside.asked if method == "CONNECT"} == {"index.test:443"}
-        (mark,) = [line for line in sh(host, "ls -d /var/lib/proxied/venvs/*/.complete").split()]
+        reached(outside)
+        trusted = through(outside, **settings, sglang_ca_certificate=str(outside.certificate))
+        controller.play(__file__, play, "-e", json.dumps(trusted))
+        assert reached(outside) == {"index.test:443"}
+        (mark,) = sh(host, "ls -d /var/lib/proxied/venvs/*/.complete").split()
         sh(host, f"{os.path.dirname(mark)}/bin/python -c 'import huggingface_hub'")
-        install(**{**settings, "sglang_venv_index": "wheelhouse"})
-        assert ("GET", "http://apt.test/./through-the-proxy_1_all.deb") in outside.asked
+    finally:
+        sh(host, "rm -f /etc/pip.conf")
+
+
+def test_apt_goes_through_the_proxy_and_trusts_the_private_authority(host, outside):
+    sh(host, "echo 'deb [trusted=yes] https://apt.test/ ./' > /etc/apt/sources.list.d/proxied.list")
+    settings = {"sglang_venv_packages": {"cpu": [], "cuda": [], "rehearsal": ["through-the-proxy"]}}
+    try:
+        output = install(**through(outside, **settings), rc=2)
+        assert "through-the-proxy" in output
+        assert reached(outside) == {"apt.test:443"}
+        assert not host.package("through-the-proxy").is_installed
+        install(**through(outside, **settings, sglang_ca_certificate=str(outside.certificate)))
+        assert reached(outside) == {"apt.test:443"}
         assert host.package("through-the-proxy").is_installed
     finally:
-        sh(host, "rm -f /etc/pip.conf /etc/apt/sources.list.d/proxied.list /usr/local/share/ca-certificates/dflash-fleet.crt")
-        sh(host, "update-ca-certificates --fresh; dpkg --purge through-the-proxy; true")
+        sh(host, "rm -f /etc/apt/sources.list.d/proxied.list; dpkg --purge through-the-proxy; true")
+
+
+def test_the_hub_client_goes_through_the_proxy_and_trusts_the_private_authority(host, outside):
+    revision = models.revision_of(models.build()[models.TARGET])
+    settings = {
+        "sglang_model": models.TARGET, "sglang_model_revision": revision, "sglang_drafter": "none",
+        "model_weights_endpoint": "https://hub.test", "gpu_host_model_sizes_gb": {},
+    }
+    play = "molecule/venv/weights.yml"
+    folder = f"{ROOT}/models/{models.TARGET.replace('/', '--')}/{revision}"
+    try:
+        output = controller.play(__file__, play, "-e", json.dumps(through(outside, **settings)), rc=2)
+        assert re.search("certificate|CERTIFICATE", output), output
+        assert reached(outside) == {"hub.test:443"}
+        controller.play(__file__, play, "-e", json.dumps(settings), rc=2)
+        assert reached(outside) == set()
+        assert not host.file(folder).exists
+        trusted = through(outside, **settings, sglang_ca_certificate=str(outside.certificate))
+        controller.play(__file__, play, "-e", json.dumps(trusted))
+        assert reached(outside) == {"hub.test:443"}
+        sha = hashlib.sha256(models.build()[models.TARGET]["model.safetensors"]).hexdigest()
+        assert sh(host, f"sha256sum {folder}/model.safetensors").split()[0] == sha
+    finally:
+        sh(host, f"rm -rf {ROOT}/models")

@@ -18,7 +18,7 @@ from . import config_file, failures, frames, logs, options, process, rank, relea
 from .channel import Channel, Closed
 from .http_api import Piece, Server
 from .metrics import Metrics
-from .settings import Failure, Settings, SettingsError, due, load
+from .settings import Failure, Settings, SettingsError, due, load, throughput
 
 BANNER = (
     "This is a REHEARSAL of SGLang {release} (pace {pace:g}): no GPU, no model, nothing is computed. "
@@ -117,6 +117,7 @@ class Engine:
         plan = self.plan
         arguments = plan.args.as_dict()
         asked = [failure for failure in self.settings.failures if due(failure, arguments)]
+        self.settings.throughput = throughput(self.settings, arguments)
         self.failures = [*asked, *failures.by_rule(plan, asked)]
         self.zombie = any(failure.kind == "zombie" for failure in self.failures)
         count = len(plan.ranks)

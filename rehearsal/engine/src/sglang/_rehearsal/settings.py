@@ -2,7 +2,8 @@
 
     {"pace": 0.05,                        # 1.0 is the incident's own speed; every duration of a load is multiplied
      "phases": {"weights": 94},           # seconds at pace 1.0, see PHASE_SECONDS
-     "throughput": {"single": 97.9, "peak": 1493, "ttft": 0.2},   # tokens per second at one stream and at many
+     "throughput": {"single": 97.9, "peak": 1493, "ttft": 0.2},   # tokens per second at one stream and at many; or a
+                                   # list of such, each with "when", of which the first that matches is taken
      "accept_length": 3.4,
      "gpu_gb": 95.0,
      "failures": [{"at": "warmup", "kind": "gpu_oom", "rank": 3, "after": 1.0, "once": true}]}
@@ -62,12 +63,21 @@ class Failure:
 
 
 @dataclass
+class Throughput:
+    """How fast a server with certain arguments is."""
+
+    figures: dict[str, float]
+    when: dict[str, Any]  # only if these server arguments have these values
+
+
+@dataclass
 class Settings:
     """The whole file, with defaults."""
 
     pace: float = 1.0
     phases: dict[str, float] = field(default_factory=dict)
-    throughput: dict[str, float] = field(default_factory=dict)
+    throughputs: list[Throughput] = field(default_factory=list)
+    throughput: dict[str, float] = field(default_factory=dict)  # the one of this start
     accept_length: float = 3.4
     gpu_gb: float = 94.97
     failures: list[Failure] = field(default_factory=list)
@@ -112,8 +122,14 @@ def parse(raw: Any, name: str, text: str = "") -> Settings:
         accept_length=_number(raw, "accept_length", 3.4, name),
         gpu_gb=_number(raw, "gpu_gb", 94.97, name),
         phases={str(k): float(v) for k, v in (raw.get("phases") or {}).items()},
-        throughput={str(k): float(v) for k, v in (raw.get("throughput") or {}).items()},
     )
+    listed = raw.get("throughput") or []
+    for item in listed if isinstance(listed, list) else [listed]:
+        figures = {str(k): v for k, v in item.items() if k != "when"} if isinstance(item, dict) else {"": None}
+        if not set(figures) <= {"single", "peak", "ttft"}:
+            raise SettingsError(f"rehearsal settings: {name}: throughput has single, peak, ttft and when, not {item!r}")
+        numbers = {key: _number(figures, key, 0.0, name) for key in figures}
+        settings.throughputs.append(Throughput(numbers, dict(item.get("when") or {})))
     for phase in settings.phases:
         if phase not in PHASE_SECONDS:
             raise SettingsError(f"rehearsal settings: {name}: unknown phase {phase!r} in phases")
@@ -157,11 +173,19 @@ def _mark(text: str, index: int) -> str:
     return os.path.join(folder, f"dflash-rehearsal-{os.getuid()}-{digest}-{index}")
 
 
+def matches(when: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    """Whether a condition holds for this start."""
+    return all(arguments.get(key) == value for key, value in when.items())
+
+
 def due(failure: Failure, arguments: dict[str, Any]) -> bool:
     """Whether this failure applies to this start."""
-    if failure.once and os.path.exists(failure.mark):
-        return False
-    return all(arguments.get(key) == value for key, value in failure.when.items())
+    return not (failure.once and os.path.exists(failure.mark)) and matches(failure.when, arguments)
+
+
+def throughput(settings: Settings, arguments: dict[str, Any]) -> dict[str, float]:
+    """How fast this start is, as far as the file says."""
+    return next((item.figures for item in settings.throughputs if matches(item.when, arguments)), {})
 
 
 def spend(failure: Failure) -> None:

@@ -1,0 +1,5 @@
+"""`python -m dflash_fleet_cli`, which a checkout needs no installation for."""
+
+from . import main
+
+main()
