@@ -31,6 +31,22 @@ def engine_targets(hosts: Mapping[str, Any], watcher: str) -> dict[str, Any]:
     return {"targets": targets, "left_out": left_out}
 
 
+def router_targets(
+    names: Sequence[str], hostvars: Mapping[str, Any], defaults: Mapping[str, Any], more: Sequence[str], watcher: str
+) -> dict[str, Any]:
+    """{targets, left_out}; see monitoring.router_targets. `defaults` are of role sglang_router."""
+    routers = {}
+    for name in names:
+        facts = hostvars[name]
+        routers[str(name)] = {
+            "address": str(facts.get("ansible_host") or name),
+            "host": str(facts.get("sglang_router_metrics_host", defaults["sglang_router_metrics_host"])),
+            "port": facts.get("sglang_router_metrics_port", defaults["sglang_router_metrics_port"]),
+        }
+    targets, left_out = monitoring.router_targets(routers, more, watcher)
+    return {"targets": targets, "left_out": left_out}
+
+
 def unknown_alerts(thresholds: Mapping[str, Any], without: Sequence[str]) -> list[str]:
     """What the inventory says about alerts that there are none of."""
     return monitoring.unknown(thresholds, without)
@@ -44,7 +60,7 @@ class FilterModule:
             "sglang_monitored": monitored,
             "sglang_engine_targets": engine_targets,
             "sglang_host_targets": monitoring.host_targets,
-            "sglang_router_targets": monitoring.router_targets,
+            "sglang_router_targets": router_targets,
             "sglang_scrape_configs": monitoring.scrape_configs,
             "sglang_alert_rules": monitoring.rules,
             "sglang_unknown_alerts": unknown_alerts,

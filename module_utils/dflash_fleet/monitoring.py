@@ -94,9 +94,24 @@ def host_targets(hosts: Mapping[str, Mapping[str, Any]], port: int) -> list[dict
     ]
 
 
-def router_targets(routers: Iterable[str]) -> list[dict[str, Any]]:
-    """Routers by the address of their own metrics."""
-    return [{"targets": [str(router)], "labels": {}} for router in routers]
+def router_targets(
+    routers: Mapping[str, Mapping[str, Any]], more: Iterable[str] = (), watcher: str = ""
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The same for routers, by the address of their own metrics; `more` are routers that the inventory does not know.
+
+    `routers` is {inventory name: {address, host, port}}.
+    """
+    found: list[dict[str, Any]] = []
+    left_out: list[dict[str, str]] = []
+    for name, facts in routers.items():
+        address = str(facts["host"])
+        if _local(address) and name != watcher:
+            why = f"its metrics are at {address} only; give sglang_router_metrics_host an address of the host"
+            left_out.append({"host": name, "instance": "router", "why": why})
+            continue
+        place = endpoint(str(facts["address"]) if _any(address) else address, facts["port"])
+        found.append({"targets": [place], "labels": {"host": name}})
+    return found + [{"targets": [str(place)], "labels": {}} for place in more], left_out
 
 
 def scrape_configs(folder: str, interval: int) -> list[dict[str, Any]]:

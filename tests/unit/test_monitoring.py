@@ -510,14 +510,21 @@ all:
           sglang_instances:
             - {name: a, profile: single, gpus: [0], port: 30000, drafter: none}
             - {name: b, profile: single, gpus: [1], port: 30001, drafter: none}
-      vars:
-        sglang_model: moonshotai/Kimi-K2.6
-        sglang_model_revision: "0000000000000000000000000000000000000000"
-        sglang_drafter_model: SubSir/Kimi-K2.6-DFlash-tmp-long
-        sglang_drafter_revision: "0000000000000000000000000000000000000000"
-        sglang_profile: ep8
-        sglang_host: "{{ ansible_host }}"
-        sglang_api_key: "canary-key-5150"
+    sglang_router:
+      hosts:
+        door-01: {ansible_host: 192.0.2.8, sglang_router_metrics_host: 0.0.0.0}
+        door-02: {ansible_host: 192.0.2.7}
+    sglang_monitoring:
+      hosts:
+        eyes-01: {ansible_host: 192.0.2.6}
+  vars:
+    sglang_model: moonshotai/Kimi-K2.6
+    sglang_model_revision: "0000000000000000000000000000000000000000"
+    sglang_drafter_model: SubSir/Kimi-K2.6-DFlash-tmp-long
+    sglang_drafter_revision: "0000000000000000000000000000000000000000"
+    sglang_profile: ep8
+    sglang_host: "{{ ansible_host }}"
+    sglang_api_key: "canary-key-5150"
 """
 PLAY = """
 - hosts: localhost
@@ -559,10 +566,14 @@ def test_targets_come_from_the_inventory(written: tuple[Path, str]) -> None:
     hosts = json.loads((folder / "targets" / f"{monitoring.HOSTS}.json").read_text())
     assert hosts[1] == {"targets": ["[2001:db8::2]:9100"], "labels": {"host": "gpu-02"}}
     routers = json.loads((folder / "targets" / f"{monitoring.ROUTERS}.json").read_text())
-    assert routers == [{"targets": ["192.0.2.9:29000"], "labels": {}}]
+    assert routers == [
+        {"targets": ["192.0.2.8:29000"], "labels": {"host": "door-01"}},
+        {"targets": ["192.0.2.9:29000"], "labels": {}},
+    ]
     # Those that cannot be watched are named.
     assert "gpu-03 main: listens on 127.0.0.1 only" in output
     assert "gpu-04 main: sglang_enable_metrics is false" in output
+    assert "door-02 router: its metrics are at 127.0.0.1 only" in output
 
 
 def test_no_secret_in_the_files(written: tuple[Path, str]) -> None:
@@ -580,10 +591,10 @@ def test_prometheus_takes_jobs_targets_and_rules(written: tuple[Path, str], tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     with prometheus.serving(tmp_path, (tmp_path / "whole.yml").read_text()) as server:
         deadline = time.monotonic() + 30  # files of targets are read within some seconds
-        while len(active := server.get("targets")["activeTargets"]) < 10 and time.monotonic() < deadline:
+        while len(active := server.get("targets")["activeTargets"]) < 11 and time.monotonic() < deadline:
             time.sleep(0.2)
         assert {target["labels"]["job"] for target in active} == set(monitoring.JOBS)
-        assert len(active) == 4 + 5 + 1
+        assert len(active) == 4 + 5 + 2
         assert len(server.get("rules")["groups"][0]["rules"]) == len(ALERTS)
 
 
