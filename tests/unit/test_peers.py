@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -471,7 +472,8 @@ def test_peer_that_is_fetching_is_waited_for(bench: Bench, tmp_path: Path, monke
     request = bench.request(root=str(tmp_path / "a"))
     result: dict[str, Any] = {}
     with snapshot.Lock(request):
-        child = threading.Thread(target=lambda: result.update(get(bench, tmp_path / "b", peer.url, hub=False, stall=12)))
+        fetch = functools.partial(get, bench, tmp_path / "b", peer.url, hub=False, stall=12)
+        child = threading.Thread(target=lambda: result.update(fetch()))
         child.start()
         time.sleep(15)
         assert child.is_alive()
