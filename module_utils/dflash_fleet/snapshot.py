@@ -1209,7 +1209,7 @@ def ensure_in_slices(
     except background.Died as error:
         raise SnapshotError(
             "killed",
-            f"the process that fetched {request.repo} on this host was killed ({error}): run again, it goes on from"
+            f"the process that fetched {request.repo} on this host was killed or hangs ({error}): run again, it goes on from"
             " there; the host's journal may say who did it",
         )
     if not finished:
