@@ -49,10 +49,13 @@ class ActionModule(ActionBase):
         written, problem = self._write(folder, groups, wanted)
         lines.append(f"  page: {written}" + (f" ({problem})" if problem else ""))
         display.display("\n" + "\n".join(lines) + "\n")
+        answers = [choice.choose(group, wanted) for group in groups]
+        if not any(answer["best"] for answer in answers):
+            return {**result, "failed": True, "msg": "; ".join(f"{one['for']}: {one['why']}" for one in answers)}
         return {
             **result,
             "changed": False,
-            "answers": [choice.choose(group, wanted) for group in groups],
+            "answers": answers,
             "speculation": [choice.speculation(group) for group in groups],
             "page": written,
         }

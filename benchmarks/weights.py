@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -34,6 +33,8 @@ from typing import Any
 from support import BIN, ROOT
 
 sys.path.insert(0, str(ROOT / "module_utils"))
+sys.path.insert(0, str(ROOT / "rehearsal"))
+import hub as rehearsal_hub
 from dflash_fleet import snapshot
 
 REPO, COMMIT = "bench/model", "b" * 40
@@ -49,13 +50,7 @@ snapshot.ensure(snapshot.Request(**json.loads(sys.stdin.read())))
 @contextlib.contextmanager
 def hub(repos: Path) -> Iterator[tuple[Any, str]]:
     """The rehearsal hub in this process: (server, address)."""
-    spec = importlib.util.spec_from_file_location("rehearsal_hub", ROOT / "rehearsal/hub.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    server = module.serve(repos, faults=repos.parent / "faults.json")
+    server = rehearsal_hub.serve(repos, faults=repos.parent / "faults.json")
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server, f"http://127.0.0.1:{server.server_address[1]}"

@@ -7,7 +7,7 @@ the same second, as in a play.
 
 The last line is one JSON object. `seconds` counts from the common start to the last host's published folder, per N;
 `hub_copies` is what left the hub, in copies; `baseline` is the same with every host fetching from the hub. `ratio` is
-the largest N against N=1. `cpu_busy` says how much of the machine was in use meanwhile: well below 1, the links are what
+the largest N against N=1. `cpu_busy` is how much of the machine was in use meanwhile: well below 1, the links are what
 was measured. Needs root, for the namespaces.
 
     python benchmarks/weights_fanout.py [--hosts 1 4 16] [--files 64] [--seconds 24] [--rate 2000000] [--goal 1.6]

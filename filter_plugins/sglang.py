@@ -351,18 +351,40 @@ def sglang_workers(
         facts = hostvars[name]
         given = {key: facts.get(key, default) for key, default in defaults.items()}
         for request in sglang_requests(given):
-            address = str(request["host"])
-            if address in ("0.0.0.0", "::"):
-                address = str(facts.get("ansible_host") or name)
-            shown = f"[{address}]" if ":" in address else address
             found.append({
                 "host": str(name),
                 "instance": request["instance"],
-                "url": f"http://{shown}:{request['port']}",
+                "url": _worker_url(request, facts, name),
                 "key": bool(request["api_key_set"]),
                 "model": str(request.get("served_model_name") or request.get("model") or ""),
             })
     return found
+
+
+def _worker_url(engine: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> str:
+    """How a router reaches an engine; `engine` is a request or a release.json, each with its `host` and `port`."""
+    address = str(engine["host"])
+    if address in ("0.0.0.0", "::"):
+        address = str(facts.get("ansible_host") or name)
+    shown = f"[{address}]" if ":" in address else address
+    return f"http://{shown}:{engine['port']}"
+
+
+def sglang_worker_url(
+    name: str,
+    hostvars: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+    instance: str,
+    release: Mapping[str, Any] | None = None,
+) -> str:
+    """How routers know an instance of the host `name`, or nothing.
+
+    One that the inventory no longer names is known by the address of its `release`; its successor often has it too.
+    """
+    for worker in sglang_workers([name], hostvars, defaults):
+        if worker["instance"] == instance:
+            return str(worker["url"])
+    return _worker_url(release, hostvars[name], name) if release else ""
 
 
 class FilterModule:
@@ -382,5 +404,6 @@ class FilterModule:
             "sglang_plan": sglang_plan,
             "sglang_plan_hosts": sglang_plan_hosts,
             "sglang_plan_problems": sglang_plan_problems,
+            "sglang_worker_url": sglang_worker_url,
             "sglang_workers": sglang_workers,
         }

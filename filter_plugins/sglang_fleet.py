@@ -13,7 +13,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import front_door, ladder, preflight, rollout, status
+from ansible.module_utils.dflash_fleet import canary, front_door, ladder, preflight, rollout, status
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
@@ -44,6 +44,12 @@ class FilterModule:
             "sglang_digest": wish_digest,
             "sglang_lost": rollout.lost,
             "sglang_soaks": rollout.soaks,
+            "sglang_soak_looks": canary.looks,
+            "sglang_live": canary.live_of,
+            "sglang_lives": canary.lives_of,
+            "sglang_seen": canary.seen,
+            "sglang_worse": canary.compare,
+            "sglang_worse_text": canary.text,
             "sglang_failures": rollout.failures,
             "sglang_failure_text": rollout.failure_text,
             "sglang_summary_as_is": ladder.summary_as_is,

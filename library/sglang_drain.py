@@ -151,6 +151,7 @@ def rotate(module: AnsibleModule) -> dict[str, Any]:
         ask = drain.asker(door.worker_key)
         found = door.members(urls, lambda url: drain.answers(url, ask), wish["timeout"])
         return {"changed": any(found.values()), **found}
+    urls = [url for url in urls if url in door.workers()]
     if wish["state"] == "out":
         forecast = [url for url in urls if url not in drained]
         left = forecast if module.check_mode else door.out(urls, by, wish["timeout"])

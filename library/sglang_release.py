@@ -251,12 +251,14 @@ class Switch:
         return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
 
     def other_units(self) -> list[str]:
-        """Units of this instance under another profile: installed, or still running though their file is gone."""
+        """Units of this instance under another profile: installed, or wanted at boot or running without a file."""
         known = [*states.list_instances(self.layout), self.name]
-        installed = {path.name for path in self.layout.units.glob(f"sglang-{self.name}-*.service")}
+        pattern = f"sglang-{self.name}-*.service"
+        folders = (self.layout.units, self.layout.boot_links())
+        installed = {path.name for folder in folders for path in folder.glob(pattern)}
         return sorted(
             name
-            for name in installed | self.running(f"sglang-{self.name}-*.service")
+            for name in installed | self.running(pattern)
             if name != self.unit and states.instance_of_unit(name, known) == self.name
         )
 

@@ -81,7 +81,6 @@ PREREQUISITES = {
     "aardvark-dns": "aardvark-dns",
     "iptables": "iptables",
     "debootstrap": "debootstrap",
-    "faketime": "faketime",  # for scenarios in which a host's clock jumps
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
 }

@@ -269,21 +269,21 @@ def newest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def groups(records: Iterable[Mapping[str, Any]]) -> tuple[list[list[dict[str, Any]]], int]:
-    """The newest runs in groups that can be compared (same release, model and instance), the newest group first.
+    """The newest runs in groups that can be compared (same release, model, instance and GPUs), the newest group first.
 
     A host stands in the group of its newest run only; with it comes the number of records that this leaves out.
     """
     kept = newest(records)
 
-    def wish(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
-        engine = record["engine"]
-        return engine["version"], engine["build"], str(record["model"].get("revision")), record["instance"]
+    def wish(record: Mapping[str, Any]) -> tuple[str, ...]:
+        engine, gpus = record["engine"], f"{record['gpus']} {record['gpu']}"
+        return engine["version"], engine["build"], str(record["model"].get("revision")), record["instance"], gpus
 
     last: dict[tuple[str, str], dict[str, Any]] = {}
     for record in kept:
         key = (record["host"], record["instance"])
         last[key] = max(last.get(key, record), record, key=lambda one: (one["run"], one["at"]))
-    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for record in kept:
         if wish(record) == wish(last[(record["host"], record["instance"])]):
             found.setdefault(wish(record), []).append(record)

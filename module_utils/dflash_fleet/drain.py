@@ -241,7 +241,11 @@ class Door:
             raise
 
     def out(self, urls: list[str], by: str, timeout: float = 60) -> list[str]:
-        """Take addresses out, now and for every later start of the router; returns those that were in until now."""
+        """Take addresses out, now and for every later start of the router; returns those that were in until now.
+
+        An address that this router is not for is left alone, here and below.
+        """
+        urls = [url for url in urls if url in self.workers()]
         marked = [url for url in urls if self.keep_out(url, by)]
         present = self.present()
         left = differing(present, urls, False) if present is not None else []
@@ -251,8 +255,8 @@ class Door:
 
     def join(self, urls: list[str], by: str, timeout: float = 60) -> list[str]:
         """Put addresses in again, and wait until the router calls them healthy; returns those that were out."""
-        held = self.held(urls, by)
-        urls = [url for url in urls if url not in held]
+        held, own = self.held(urls, by), self.workers()
+        urls = [url for url in urls if url in own and url not in held]
         markers = self.drained()
         for url in urls:
             self._marker(url).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ def problems(wish: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> l
     """Why a router cannot stand before these engines as asked.
 
     `wish`: {host, own, key, certificate, certificate_key}; `own` are the router's own names in the inventory.
-    `workers`: [{host, instance, url, key}].
+    `workers`: [{host, instance, url, key, model}].
     """
     found = []
     reach = reach_of(str(wish["host"]))
@@ -38,6 +38,12 @@ def problems(wish: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> l
         found.append("sglang_router_tls_certificate and sglang_router_tls_key belong together: set both, or neither")
     if not workers:
         found.append("sglang_router_workers: the inventory has no engine that a router could stand before")
+    models = sorted({str(worker["model"]) for worker in workers if worker.get("model")})
+    if len(models) > 1:
+        found.append(
+            f"sglang_router_workers: the engines serve different models ({', '.join(models)}), and a router sends a "
+            "request to any of its engines, whatever model it names; give each model a router, with its own workers"
+        )
     for worker in workers:
         who = f"{worker['host']} (instance {worker['instance']})"
         if reach_of(urlsplit(str(worker["url"])).hostname or "") == "loopback" and worker["host"] not in wish["own"]:

@@ -13,12 +13,15 @@ from . import gate
 
 _SAMPLE = re.compile(r"^sglang:(?P<name>\w+)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.M)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# Gauges that are read, by the name under which they are kept.
+# What is read, by the name under which they are kept.
 GAUGES = {
     "tokens_per_second": "gen_throughput",
     "accept_length": "spec_accept_length",
     "running": "num_running_reqs",
     "queued": "num_queue_reqs",
+    # Counters, since the engine's start. SGLang shows the second one from the first abort on.
+    "requests": "num_requests_total",
+    "aborted": "num_aborted_requests_total",
 }
 TIMEOUT = 3.0  # s; the server's own thread answers at once or is stuck
 

@@ -17,12 +17,13 @@ CACHE = Path("/var/cache/sglang")
 
 
 def units_of(layout: state.Layout, name: str, known: Iterable[str], running: Iterable[str] = ()) -> list[str]:
-    """Units of an instance, whatever their profile: installed, or `running` though their file is gone.
+    """Units of an instance, whatever their profile: installed, wanted at boot, or `running`, though their file is gone.
 
     `known` are all instances, since the name of one may begin with another's.
     """
     everyone = {*known, name}
-    installed = {path.name for path in layout.units.glob(f"sglang-{name}-*.service")}
+    pattern = f"sglang-{name}-*.service"
+    installed = {path.name for folder in (layout.units, layout.boot_links()) for path in folder.glob(pattern)}
     return sorted(unit for unit in installed.union(running) if state.instance_of_unit(unit, everyone) == name)
 
 
@@ -102,7 +103,8 @@ def plan(
     everyone = present(layout)
     gone = [name for name in dict.fromkeys(names) if name in everyone]
     units = [unit for name in gone for unit in units_of(layout, name, everyone, running)]
-    paths = [layout.boot_link(unit) for unit in units if _there(layout.boot_link(unit))]
+    files = [file for unit in units for file in (layout.unit_file(unit), layout.boot_link(unit))]
+    paths = [path for path in files if _there(path)]
     paths += [
         path
         for name in gone

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .canary import limits_of
 from .state import main_unit
 
 # One host first, then a tenth, a quarter, and all that are left.
@@ -65,6 +66,8 @@ def sizes_of(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> li
 
 def plan_text(hosts: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> str:
     """`12 hosts in 4 batches of 1, 1, 3, 7; a batch with a failure is the last`."""
+    # Read after the first batch only, when it would be late to find a mistake.
+    limits_of(facts[hosts[0]].get("sglang_rollout_soak_limits") if hosts else None)
     found = sizes_of(hosts, facts)
     if len(found) < 2:
         return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'} at once"
@@ -85,8 +88,9 @@ def soaks(hosts: Sequence[str], batch: Sequence[str]) -> bool:
     return bool(batch) and hosts[0] in batch and len(batch) < len(hosts)
 
 
-def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Instances that no longer serve by the start that passed its gate, [{instance, why, previous}].
+def lost(state: Mapping[str, Any], worse: Mapping[str, Sequence[str]] | None = None) -> list[dict[str, Any]]:
+    """Instances that no longer serve by the start that passed its gate, or do `worse` than hosts that were not touched,
+    [{instance, why, previous}].
 
     `state` is what sglang_state says; `previous` is what to return to, {instance, release_id, unit}, or null.
     """
@@ -94,10 +98,15 @@ def lost(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, facts in sorted(state["instances"].items()):
         unit = main_unit(facts)
         again = int(unit["n_restarts"] or 0) if unit else 0
-        if facts["serving"] and not again:
+        reasons = (worse or {}).get(name) or []
+        if facts["serving"] and not again and not reasons:
             continue
-        cause = (facts.get("report") or {}).get("cause")
-        how = "crashed after its gate and was started again" if again else f"is {facts['condition']} after its gate"
+        cause = None
+        if facts["serving"] and not again:
+            how = "does worse than hosts that were not touched: " + ", ".join(reasons)
+        else:
+            cause = (facts.get("report") or {}).get("cause")
+            how = "crashed after its gate and was started again" if again else f"is {facts['condition']} after its gate"
         previous = facts.get("previous_good")
         found.append({
             "instance": name,
@@ -185,10 +194,14 @@ def _file_mark(value: Any) -> str:
 
 
 def rollback_plan(state: Mapping[str, Any], instances: Sequence[str] = (), release: str = "") -> list[dict[str, Any]]:
-    """What returns to what on a host, [{instance, release_id, unit}]; `state` is what sglang_state says."""
+    """What returns to what on a host, [{instance, release_id, unit}]; `state` is what sglang_state says.
+
+    Without names it is what a benchmark has left on trial, or else every instance.
+    """
     plan = []
+    wanted = instances or [name for name, facts in state["instances"].items() if facts.get("trial")]
     for name, facts in sorted(state["instances"].items()):
-        if instances and name not in instances:
+        if wanted and name not in wanted:
             continue
         target = facts.get("previous_good")
         if release:
@@ -204,7 +217,7 @@ def rollback_problem(state: Mapping[str, Any], instances: Sequence[str] = (), re
     unknown = [name for name in instances if name not in present]
     if unknown:
         return f"has no instance {', '.join(unknown)}; it has {', '.join(sorted(present)) or 'none'}"
-    chosen = sorted(instances or present)
+    chosen = sorted(instances or [name for name, facts in present.items() if facts.get("trial")] or present)
     if not chosen:
         return "has no instance that could go back"
     if release and len(chosen) > 1:

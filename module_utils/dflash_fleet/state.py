@@ -114,7 +114,11 @@ class Layout:
 
     def boot_link(self, unit: str) -> Path:
         """The link that starts a unit at boot, as `systemctl enable` makes it."""
-        return self.units / "multi-user.target.wants" / unit
+        return self.boot_links() / unit
+
+    def boot_links(self) -> Path:
+        """Directory of those links."""
+        return self.units / "multi-user.target.wants"
 
     def host_state(self) -> Path:
         """Directory of the state files that belong to the host, not to an instance."""

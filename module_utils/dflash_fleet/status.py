@@ -125,7 +125,7 @@ def note(facts: Mapping[str, Any], unit: Mapping[str, Any] | None) -> str:
     if facts.get("trial"):
         parts.append(
             f"on trial since {str(facts['trial']['begun_at'])[:19]}Z; a benchmark that was cut short: run it again, or "
-            "playbooks/rollback.yml"
+            "playbooks/rollback.yml on this host"
         )
     if facts.get("by_hand"):
         wanted = (facts.get("release") or {}).get("unit")

@@ -24,6 +24,7 @@ SHORT = {
     # One profile after the other and back by systemd alone: no other core scenario changes a profile.
     "profiles": {"PYTEST_ADDOPTS": "-k 'switching and (tp8 or ep8) or one_after or old_engine'"},
     "rollout": {"PART": "front_door"},
+    "weights": {"ONLY": "beginning"},
 }
 # Those that are too long for one turn among the matrices, in parts that stand for themselves.
 PARTS = {"check_mode": [{"ROUNDS": "2,3"}, {"ROUNDS": "4,5"}]}

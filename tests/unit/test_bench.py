@@ -130,6 +130,10 @@ def test_what_is_compared_is_of_one_release() -> None:
     found, left_out = bench.groups([old, new, other])
     assert (found, left_out) == ([[new], [other]], 1)
     assert bench.groups([]) == ([], 0)
+    # Other GPUs are another comparison.
+    assert bench.groups([other, measured(at="3", gpu="another", gpus=4)])[0] == [
+        [measured(at="3", gpu="another", gpus=4)], [other],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

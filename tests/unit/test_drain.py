@@ -222,6 +222,13 @@ def test_what_leaves_the_inventory_leaves_the_router(tmp_path: Path) -> None:
     assert (front.starts_with(), front.door.drained()) == ([A], {})
 
 
+def test_an_engine_of_another_router_is_left_alone(tmp_path: Path) -> None:
+    front = Front(tmp_path, A)
+    assert front.door.out([B], drain.PERSON) == []
+    assert front.door.join([B], drain.PERSON) == []
+    assert (front.router.bodies, front.door.drained()) == ([], {})
+
+
 def test_a_host_without_a_router_says_so(tmp_path: Path) -> None:
     with pytest.raises(drain.NoRouter, match="no router of role sglang_router"):
         drain.Door(str(tmp_path))

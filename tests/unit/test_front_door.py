@@ -37,6 +37,21 @@ def test_every_instance_is_a_worker_under_the_address_that_others_reach() -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("host", "instance", "release", "url"),
+    [
+        ("gpu-01", "main", None, "http://192.0.2.11:30000"),
+        ("gpu-01", "old", None, ""),
+        ("gpu-01", "old", {"host": "0.0.0.0", "port": 30000}, "http://192.0.2.11:30000"),
+        ("gpu-01", "old", {"host": "10.0.0.1", "port": 30001}, "http://10.0.0.1:30001"),
+        ("gpu-02", "old", {"host": "fd00::2", "port": 3}, "http://[fd00::2]:3"),
+    ],
+)
+def test_an_instance_that_is_replaced_is_known_by_its_release(host, instance, release, url) -> None:
+    hostvars = {"gpu-01": {"ansible_host": "192.0.2.11", "sglang_host": "0.0.0.0"}, "gpu-02": {}}
+    assert FILTERS.sglang_worker_url(host, hostvars, DEFAULTS, instance, release) == url
+
+
 WISH = {"host": "10.0.0.9", "own": ["r1"], "key": False, "certificate": "", "certificate_key": ""}
 WORKER = {"host": "gpu-01", "instance": "main", "url": "http://10.0.0.1:30000", "key": False}
 
@@ -62,6 +77,12 @@ def test_problems(wish: dict[str, Any], worker: dict[str, Any], word: str | None
     found = front_door.problems({**WISH, **wish}, [{**WORKER, **worker}])
     assert len(found) == (1 if word else 0)
     assert not word or word in found[0]
+
+
+def test_a_router_is_for_one_model() -> None:
+    """sglang-router 0.3.2 does not look at a request's model, and its mode that does needs the internet to start."""
+    assert front_door.problems(WISH, [{**WORKER, "model": "a"}, {**WORKER, "model": "a"}]) == []
+    assert "(a, b)" in front_door.problems(WISH, [{**WORKER, "model": "b"}, {**WORKER, "model": "a"}])[0]
 
 
 def test_a_router_before_nobody_is_a_mistake() -> None:

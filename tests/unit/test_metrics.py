@@ -27,6 +27,7 @@ ALL_RANKS = "\n".join(f'sglang:gen_throughput{{model_name="m",pp_rank="0",tp_ran
 def test_data_parallel_engines_add_up():
     assert metrics.live(TWO_GROUPS) == {
         "tokens_per_second": 600.25, "accept_length": 3.0, "running": 4.0, "queued": None,
+        "requests": None, "aborted": None,
     }  # fmt: skip
 
 

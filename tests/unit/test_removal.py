@@ -49,8 +49,14 @@ def test_an_instance_owns_its_own_alone(host: state.Layout, tmp_path: Path) -> N
     found = removal.plan(host, ["a"], False, tmp_path / "cache")
     assert found["units"] == ["sglang-a-tp8.service"]
     assert short(found, tmp_path) == [
-        "units/multi-user.target.wants/sglang-a-tp8.service", "etc/a", "sglang/a", "cache/a",
+        "units/sglang-a-tp8.service", "units/multi-user.target.wants/sglang-a-tp8.service", "etc/a", "sglang/a",
+        "cache/a",
     ]  # fmt: skip
+    # Somebody removed the file: what would start at boot is still found, running or not.
+    host.unit_file("sglang-a-tp8.service").unlink()
+    found = removal.plan(host, ["a"], False, tmp_path / "cache")
+    assert found["units"] == ["sglang-a-tp8.service"]
+    assert short(found, tmp_path)[0] == "units/multi-user.target.wants/sglang-a-tp8.service"
 
 
 def test_shared_things_go_only_when_asked_and_unused(host: state.Layout, tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_an_instance_goes_back_to_what_served_before():
     assert rollout.rollback_plan(STATE, ["a"], "new") == [{**BACK, "release_id": "new", "unit": "sglang-a-ep8.service"}]
 
 
+def test_what_a_benchmark_has_left_goes_back_by_itself():
+    tried = {"instances": {**STATE["instances"], "a": {**STATE["instances"]["a"], "trial": {"release_id": "old"}}}}
+    assert rollout.rollback_problem(tried) == "", "b would have nothing to go back to, and is not meant"
+    assert rollout.rollback_plan(tried) == [BACK]
+    assert "b stays as it is" in rollout.rollback_problem(tried, ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("instances", "release", "words"),
     [

@@ -125,6 +125,15 @@ def test_an_engine_whose_unit_file_is_gone_is_still_stopped(call: Callable[..., 
     assert f"stop {OTHER}" in asked(tmp_path)
 
 
+def test_a_link_for_boot_without_its_unit_goes(host: state.Layout, call: Callable[..., Any]) -> None:
+    call()
+    host.boot_link(UNIT).symlink_to(host.unit_file(UNIT))
+    host.boot_link(OTHER).symlink_to(host.unit_file(OTHER))
+    done = call()
+    assert (done["changes"], done["restarted"]) == ([str(host.boot_link(OTHER))], False)
+    assert not host.boot_link(OTHER).is_symlink()
+
+
 @pytest.mark.parametrize("check", [False, True])
 def test_what_the_engine_refuses_touches_nothing(
     host: state.Layout, call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool

@@ -218,7 +218,8 @@ def objects(entry):
     if action == "sglang_release":
         return result.get("changes") or []
     if action == "sglang_remove":
-        return [*(f"{UNITS}/{unit}" for unit in result["units"]), *filter(seen, result["paths"])]
+        # What was only stopped has no paths; what goes then has nothing left to stop.
+        return list(filter(seen, result["paths"])) or result["units"]
     if action == "sglang_support":
         return result["written"]
     if action in ("sglang_venv", "hf_snapshot", "file", "copy"):

@@ -101,6 +101,17 @@ def test_a_canary_that_does_not_last_is_the_last():
     assert FLEET.rotation() == HOSTS
 
 
+def test_a_canary_that_is_slower_than_the_others_is_the_last(users):
+    before = FLEET.invocations(*HOSTS[1:])
+    slow = {"kind": "slow", "at": "serving", "factor": 6, "when": {"context_length": 8192}}
+    starts.set_pace(FLEET.host(FIRST), slow, pace=0.02)
+    judged = {"sglang_rollout_soak": 20, "sglang_rollout_soak_limits": {"requests": 5}}
+    output = FLEET.deploy(*new(sglang_context_length=8192, **judged), rc=2)
+    assert re.search(rf"{FIRST}: main does worse than hosts that were not touched: tokens per second", output), output
+    assert FLEET.invocations(*HOSTS[1:]) == before
+    assert set(FLEET.lengths().values()) == {None}
+
+
 def test_a_crash_in_the_second_batch_returns_that_host_only(users):
     FLEET.fail_where(FIRST)
     FLEET.fail_where(SECOND, context_length=8192)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -13,6 +12,9 @@ import controller
 import faults
 import yaml
 
+sys.path.insert(0, str(controller.ROOT / "rehearsal"))
+import hub as rehearsal_hub
+
 HOST = "weights-01"
 TOKEN = yaml.safe_load((controller.ROOT / "molecule/weights/canaries.yml").read_text())["model_weights_token"]
 ROOT = "/var/lib/sglang"
@@ -20,14 +22,6 @@ REPO, A, B, C = "weights/big", "a" * 40, "b" * 40, "c" * 40
 SHARD = 24_000_000
 CHUNK = 10 << 20  # what the client writes at once, and so what a kill can lose of a file
 SHARDS = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
-
-
-def load_hub():
-    spec = importlib.util.spec_from_file_location("rehearsal_hub", controller.ROOT / "rehearsal/hub.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class Mirror:
@@ -41,7 +35,7 @@ class Mirror:
             (home / "config.json").write_text(json.dumps({"revision": revision}))
             for shard in SHARDS:
                 home.joinpath(shard).write_bytes(random.Random(f"{number} {shard}").randbytes(SHARD))
-        self.server = load_hub().serve(
+        self.server = rehearsal_hub.serve(
             folder / "repos", bind=address, tokens=frozenset([TOKEN]), faults=self.faults, gated=True
         )
         self.url = f"http://{address}:{self.server.server_address[1]}"

@@ -120,6 +120,13 @@ def test_without_a_hub(host, hub):
     assert not host.file(f"{mirror.home()}/{C}").exists
     faults.sh(host, f"rm -r {mirror.home()}/{C}.partial")
     assert mirror.tree(host) == before
+    # Another host's copy, with its manifest and its times; and without the times, which are then read anew.
+    for copy, changes in (("cp -a", 0), ("cp -r", 1)):
+        faults.sh(host, f"rm -rf /mnt/copy && mkdir -p /mnt/copy && {copy} {mirror.ROOT}/models /mnt/copy")
+        faults.sh(host, "chown -R root:sglang /mnt/copy && chmod -R u=rwX,g=rX,o= /mnt/copy")
+        assert mirror.changed(mirror.fetch(host, hub, A, sglang_root="/mnt/copy", **nobody)) == changes
+        assert mirror.tree(host, A, "/mnt/copy") == before
+    faults.sh(host, "rm -rf /mnt/copy")
 
 
 def test_files_that_came_by_hand_are_adopted(host, hub):

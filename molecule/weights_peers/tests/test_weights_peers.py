@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -152,11 +152,37 @@ def shards(host, path):
     return int(engine.sudo(host, f"ls {path} 2>/dev/null | grep -c safetensors$ || true"))
 
 
-def midway(hosts, root, name):
-    """Wait until a host has some files, while the first one is still fetching; what the host has."""
-    found = wait_for(lambda: shards(hosts[name], folder(root, partial=True)))
-    assert shards(hosts[NAMES[0]], folder(root)) == 0, "the first host was done before the others had anything"
-    return found
+class Play:
+    """A playbook that goes on while the test looks on."""
+
+    def __init__(self, *arguments):
+        self.process = controller.start(__file__, *arguments)
+        self.lines = []
+        # At its loudest it prints more than a pipe holds.
+        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True)
+        self.reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exc):
+        self.process.kill()
+        self.process.wait()
+
+    def midway(self, hosts, root, name):
+        """Wait until a host has some files, while the first one is still fetching."""
+        def some():
+            assert self.process.poll() is None, "".join(self.lines)
+            return shards(hosts[name], folder(root, partial=True))
+
+        wait_for(some)
+        assert shards(hosts[NAMES[0]], folder(root)) == 0, "the first host was done before the others had anything"
+
+    def end(self, seconds=240):
+        """(exit code, everything it printed)."""
+        code = self.process.wait(seconds)
+        self.reader.join()
+        return code, "".join(self.lines)
 
 
 # -- what converge left
@@ -186,10 +212,8 @@ def test_nothing_is_left(host):
 def test_server_that_is_killed_midway_and_secrets(hosts, hub):
     root = "/var/lib/killed"
     hub.reset()
-    run = controller.start(__file__, *settings(hub, root), "-vvv")
-    with contextlib.ExitStack() as stack:
-        stack.callback(run.kill)
-        midway(hosts, root, NAMES[2])
+    with Play(*settings(hub, root), "-vvv") as play:
+        play.midway(hosts, root, NAMES[2])
         second, last = hosts[NAMES[1]], hosts[NAMES[3]]
         token = engine.sudo(second, "cat /run/dflash-fleet-peer/token").strip()
         assert len(token) == 43
@@ -216,9 +240,8 @@ def test_server_that_is_killed_midway_and_secrets(hosts, hub):
             assert shown == []
         engine.sudo(second, f"systemctl kill --signal=KILL {UNIT}")
         assert shards(hosts[NAMES[2]], folder(root, partial=True)) < 32, "killed too late to prove anything"
-        output, _ = run.communicate(timeout=120)
-        stack.pop_all()
-    assert run.returncode == 0, output
+        code, output = play.end()
+    assert code == 0, output
     assert f"going on with http://{address(hosts[NAMES[0]])}:{PORT}" in output
     assert hub.bytes() == hub.size
     first = tree(hosts[NAMES[0]], f"{root}/models")
@@ -235,22 +258,23 @@ def test_server_that_is_killed_midway_and_secrets(hosts, hub):
 def test_host_that_loses_power_midway(hosts, hub):
     root = "/var/lib/power"
     hub.reset()
-    run = controller.start(__file__, *settings(hub, root))
-    with contextlib.ExitStack() as stack:
-        stack.callback(run.kill)
-        midway(hosts, root, NAMES[2])
+    with Play(*settings(hub, root)) as play:
+        play.midway(hosts, root, NAMES[2])
         controller.fleet(__file__, "reboot", NAMES[1], "--hard")
-        output, _ = run.communicate(timeout=240)
-        stack.pop_all()
-    assert run.returncode != 0, output
-    for name in (NAMES[0], NAMES[2], NAMES[3]):
-        assert shards(hosts[name], folder(root)) == 32, output
-        nothing_left(hosts[name])
+        code, output = play.end()
+    # Back in time, it went on from where it was; the one behind it had turned to the first host.
+    assert code == 0, output
+    assert f"going on with http://{address(hosts[NAMES[0]])}:{PORT}" in output
     assert hub.bytes() == hub.size
-    nothing_left(hosts[NAMES[1]])
-    # Again: those that have it help, the hub is not needed.
-    output = controller.play(__file__, *settings(hub, root, model_weights_hub_allowed=False))
-    assert tree(hosts[NAMES[1]], f"{root}/models") == tree(hosts[NAMES[0]], f"{root}/models")
+    first = tree(hosts[NAMES[0]], f"{root}/models")
+    assert size(first) == hub.size
+    for host in hosts.values():
+        assert tree(host, f"{root}/models") == first
+        nothing_left(host)
+    # One that lost everything: a host that has it helps, and the hub is not asked.
+    engine.sudo(hosts[NAMES[2]], f"rm -r {root}")
+    controller.play(__file__, *settings(hub, root, model_weights_hub_allowed=False))
+    assert tree(hosts[NAMES[2]], f"{root}/models") == first
     assert hub.bytes() == hub.size
     for host in hosts.values():
         nothing_left(host)
@@ -271,6 +295,19 @@ def test_port_that_is_taken(hosts, hub):
     for host in hosts.values():
         assert shards(host, folder(root)) == 32
         nothing_left(host)
+
+
+def test_play_that_fails(hosts, hub):
+    """Too little space everywhere: the servers were up by then, and are gone afterwards."""
+    started = int(time.time())
+    output = controller.play(__file__, *settings(hub, "/var/lib/failed", model_weights_min_free_gb=1000000), rc=2)
+    assert "model_weights_min_free_gb" in output
+    for name in NAMES:
+        nothing_left(hosts[name])
+    for name in NAMES[:3]:
+        journal = engine.sudo(hosts[name], f"journalctl --no-pager -o cat -u {UNIT} --since @{started}")
+        assert "Started" in journal
+        assert "Stopped" in journal
 
 
 def test_folder_instead_of_the_hub(hosts, hub):
