@@ -112,7 +112,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_fleet import peer_server
 
 UNIT = "dflash-fleet-weights-peer.service"
-FOLDER = "/run/dflash-fleet-peer"
+FOLDER = peer_server.FOLDER
 # It reads files of one group and answers on one port: everything else is closed.
 SANDBOX = """
 DynamicUser=yes
@@ -150,7 +150,6 @@ TasksMax=512
 MemoryMax=1G
 OOMScoreAdjust=500
 TimeoutStopSec=5
-KillMode=control-group
 """
 
 
@@ -158,7 +157,6 @@ def program() -> bytes:
     """The server and what it imports as one file that Python runs."""
     archive = io.BytesIO()
     start = "import sys\nfrom dflash_fleet.peer_server import main\n\nsys.exit(main(sys.argv[1:]))\n"
-    assert peer_server.main  # with all that it imports, it is loaded
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("__main__.py", start)
         for name, module in sorted(sys.modules.items()):

@@ -37,8 +37,10 @@ from . import snapshot
 # The client gives a question 10 s.
 HOLD_SECONDS = 4.0
 LOOK_SECONDS = 0.05
-# A host that is not fetching may be about to: between two repositories, or before the first one.
+# A host that is not fetching may be about to: between two repositories, or before the first one. One whose fetch has
+# failed says so at once, by a mark in the unit's folder.
 GRACE_SECONDS = 60.0
+FOLDER = "/run/dflash-fleet-peer"
 IDLE_SECONDS = 60
 TOO_EARLY = 425
 API = re.compile(r"/api/models/([^/]+/[^/]+?)(?:/tree/([0-9a-f]{40})/?)?")
@@ -46,6 +48,11 @@ FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)")
 RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 T = TypeVar("T")
+
+
+def mark(folder: str, repo: str, revision: str) -> str:
+    """The file that says that a fetch on this host has failed."""
+    return os.path.join(folder, f"failed-{repo.replace('/', '--')}-{revision}")
 
 
 class Refusal(Exception):
@@ -60,7 +67,8 @@ class Refusal(Exception):
 class Shelf:
     """One repository at one revision, as far as this host has it."""
 
-    def __init__(self, models: str, wanted: dict[str, Any]) -> None:
+    def __init__(self, models: str, wanted: dict[str, Any], folder: str) -> None:
+        self.mark = mark(folder, wanted["repo"], wanted["revision"]) if folder else ""
         self.request = snapshot.Request(
             repo=wanted["repo"],
             revision=wanted["revision"],
@@ -123,6 +131,10 @@ class Shelf:
             os.close(descriptor)
         return None
 
+    def failed(self) -> bool:
+        """Whether the fetch on this host has ended without it."""
+        return bool(self.mark) and os.path.exists(self.mark)
+
     def busy(self) -> bool:
         """Whether a fetch of this repository is at work: it holds a lock on the folder."""
         try:
@@ -147,13 +159,19 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(
-        self, address: tuple[str, int], models: str, repositories: list[dict[str, Any]], token: str, waits: bool = True
+        self,
+        address: tuple[str, int],
+        models: str,
+        repositories: list[dict[str, Any]],
+        token: str,
+        waits: bool = True,
+        folder: str = "",
     ) -> None:
-        """`waits`: whether what is not here may still come."""
+        """`waits`: whether what is not here may still come; `folder`: where failed fetches leave a mark."""
         if len(token) < 20:
             raise ValueError("the token is too short to keep anybody out")
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.shelves = {(r["repo"], r["revision"]): Shelf(models, r) for r in repositories}
+        self.shelves = {(r["repo"], r["revision"]): Shelf(models, r, folder) for r in repositories}
         self.authorization = f"Bearer {token}".encode()
         self.waits = waits
         self.lock = threading.Lock()
@@ -179,13 +197,13 @@ class Server(ThreadingHTTPServer):
         assert self.hope is not None
         return self.waits and time.monotonic() < self.hope
 
-    def wait_for(self, look: Callable[[], T | None], code: str = "EntryNotFound") -> T:
+    def wait_for(self, shelf: Shelf, look: Callable[[], T | None], code: str = "EntryNotFound") -> T:
         deadline = time.monotonic() + HOLD_SECONDS
         while True:
             found = look()
             if found is not None:
                 return found
-            if not self.hopeful():
+            if shelf.failed() or not self.hopeful():
                 raise Refusal(404, code)
             if time.monotonic() > deadline:
                 raise Refusal(TOO_EARLY)
@@ -248,7 +266,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _tree(self, shelf: Shelf) -> list[dict[str, Any]]:
         entries = []
-        for path, file in self.server.wait_for(shelf.listing, "RevisionNotFound").items():
+        for path, file in self.server.wait_for(shelf, shelf.listing, "RevisionNotFound").items():
             entry: dict[str, Any] = {"type": "file", "path": path, "size": file["size"], "oid": file.get("sha1", "")}
             if file["sha256"]:
                 entry["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": 0}
@@ -256,10 +274,10 @@ class Handler(BaseHTTPRequestHandler):
         return entries
 
     def _file(self, shelf: Shelf, path: str) -> None:
-        entry = self.server.wait_for(shelf.listing, "RevisionNotFound").get(path)
+        entry = self.server.wait_for(shelf, shelf.listing, "RevisionNotFound").get(path)
         if entry is None:
             raise Refusal(404, "EntryNotFound")
-        with open(self.server.wait_for(lambda: shelf.open(path)), "rb") as stream:
+        with open(self.server.wait_for(shelf, lambda: shelf.open(path)), "rb") as stream:
             self._send(stream, shelf.request.revision, entry)
 
     def _send(self, stream: Any, revision: str, entry: dict[str, Any]) -> None:
@@ -315,7 +333,8 @@ def main(argv: list[str]) -> int:
     with open(os.path.join(os.environ["CREDENTIALS_DIRECTORY"], "token"), encoding="ascii") as stream:
         token = stream.read().strip()
     try:
-        server = Server((told["address"], told["port"]), told["models"], told["repositories"], token)
+        address = (told["address"], told["port"])
+        server = Server(address, told["models"], told["repositories"], token, folder=os.path.dirname(argv[0]))
     except OSError as error:
         print(f"cannot listen on {told['address']} port {told['port']}: {error.strerror}", file=sys.stderr)
         return 1

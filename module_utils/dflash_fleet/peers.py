@@ -212,8 +212,24 @@ def ensure(
 ) -> dict[str, Any]:
     """snapshot.ensure from the first source that has it all; what one has brought stays for the next.
 
-    The result says under `source` where the last bytes came from.
+    The result says under `source` where the last bytes came from. Hosts that wait for this one learn of a failure.
     """
+    try:
+        return _ensure(request, given, check, warn, progress)
+    except Exception:
+        if os.path.isdir(peer_server.FOLDER) and not check:
+            with contextlib.suppress(FileNotFoundError):  # the server has just been stopped
+                open(peer_server.mark(peer_server.FOLDER, request.repo, request.revision), "w").close()
+        raise
+
+
+def _ensure(
+    request: snapshot.Request,
+    given: Sources,
+    check: bool,
+    warn: Callable[[str], None],
+    progress: snapshot.Progress | None,
+) -> dict[str, Any]:
     if check:
         # Nothing is passed on in check mode. Without the hub, the host alone is looked at.
         return snapshot.ensure(request if given.hub else dataclasses.replace(request, python=""), True, warn, progress)

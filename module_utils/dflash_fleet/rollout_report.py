@@ -56,6 +56,7 @@ _FILES = {
     "rollback": "return",
     "rollback_instance": "return",
     "soak": "soak",
+    "soak_look": "soak",
     "leave": "drain",
     "join": "join",
     "stay": "join",

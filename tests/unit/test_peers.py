@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import http.client
 import json
 import os
@@ -170,8 +172,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def host(bench: Bench) -> Iterator[Host]:
-    """A host that has everything."""
-    bench.ensure()
+    """A host that has everything, as a fetch leaves it."""
+    fill(bench.path, FILES)
+    hashes = {path: hashlib.sha256(data).hexdigest() for path, data in FILES.items()}
+    snapshot.write_manifest(str(bench.path), bench.request(), hashes, "")
     it = Host(bench.models)
     yield it
     it.stop()
@@ -443,18 +447,38 @@ def test_peer_whose_fetch_has_ended_without_it_is_given_up(
     assert time.monotonic() - started < 20
 
 
+def test_peer_whose_fetch_failed_says_so_at_once(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the list of files and no room for them."""
+    monkeypatch.setattr(peer_server, "FOLDER", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    peer = Host(tmp_path / "a", folder=peer_server.FOLDER)
+    started = time.monotonic()
+    child = threading.Thread(target=get, args=(bench, tmp_path / "b", peer.url))
+    child.start()
+    with pytest.raises(snapshot.SnapshotError, match="have to stay free"):
+        get(bench, tmp_path / "a", margin=10**18)
+    child.join(40)
+    peer.stop()
+    assert tree(tmp_path / "b") == FILES
+    assert time.monotonic() - started < 20 < peer_server.GRACE_SECONDS
+
+
 def test_peer_that_is_fetching_is_waited_for(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than its grace, and longer than the limit on standing still."""
     monkeypatch.setattr(peer_server, "GRACE_SECONDS", 1.5)
+    monkeypatch.setattr(peer_server, "HOLD_SECONDS", 1.0)
     home = tmp_path / "a/org--model"
     home.mkdir(parents=True)
     peer = Host(tmp_path / "a")
     request = bench.request(root=str(tmp_path / "a"))
     result: dict[str, Any] = {}
     with snapshot.Lock(request):
-        child = threading.Thread(target=lambda: result.update(get(bench, tmp_path / "b", peer.url, hub=False, stall=6)))
+        fetch = functools.partial(get, bench, tmp_path / "b", peer.url, hub=False, stall=12)
+        child = threading.Thread(target=lambda: result.update(fetch()))
         child.start()
-        time.sleep(11)
+        time.sleep(15)
         assert child.is_alive()
     get(bench, tmp_path / "a")
     child.join(30)

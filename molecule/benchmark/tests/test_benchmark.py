@@ -184,7 +184,7 @@ if not BEGINNING:
             pytest.param("start | Wait until it serves", 1, ROLLBACK, id="while the first loads"),
             pytest.param("candidate | Measure at each", 2, AGAIN, id="while the second is measured"),
             pytest.param("start | Wait until it serves", 2, DEPLOY, id="while the second loads"),
-            pytest.param("return | Wait until it serves", 1, ROLLBACK, id="on the way back"),
+            pytest.param("gate_release | Wait until it serves", 1, ROLLBACK, id="on the way back"),
         ],
     )
     def test_a_sweep_that_was_killed_leaves_a_way_back(before, marker, nth, way_back):

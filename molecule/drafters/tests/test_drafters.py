@@ -44,7 +44,7 @@ BAD = {
         "the drafter reads the target's layer 9 (target_layer_ids [0, 1, 9]), but the target has 4 layers, 0 to 3",
         crash="ValueError: DFLASH target_layer_ids contains an out-of-range layer id. "
         "target_layer_ids[2]=9, target_num_layers=4",
-        phase="kv_cache",
+        phase="dist_init",
     ),
     "k-mismatch": Case(
         "fc.weight has the shape [64, 128], but 3 target layers of hidden size 64 need [64, 192]",
@@ -145,7 +145,7 @@ def test_sglang_dies_of_it_and_the_report_says_why(host, started, what):
     assert (crash["verdict"], crash["cause"]) == ("crashed", "drafter_mismatch"), crash
     assert f"{crash['exception']['type']}: {crash['exception']['message']}".startswith(BAD[what].crash), crash
     assert [remedy["id"] for remedy in crash["remedies"]][:1] == ["matching_drafter"], crash
-    # The wrong hidden size is found in the first batch, with the port bound; the others in the load.
+    # Wrong layers are found before the load, a wrong hidden size in the first batch, with the port bound.
     assert crash["phase"] == BAD[what].phase, crash
 
 

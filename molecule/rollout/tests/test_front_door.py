@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import ssl
+import subprocess
 import time
+import urllib.request
 
 import engine
 import pytest
@@ -69,15 +74,35 @@ def test_a_second_run_restarts_nothing_and_changes_nothing():
     assert (engine.show(router(), ROUTER_UNIT, "InvocationID"), FLEET.invocations(*HOSTS)) == (before, engines)
 
 
-def test_a_host_is_drained_and_joins_without_a_lost_request():
+HOOK = """
+- name: Tell another load balancer
+  ansible.builtin.shell: >-
+    echo "{word} {{{{ sglang_hook_host }}}} {{{{ sglang_hook_instance }}}} {{{{ sglang_hook_url }}}}" >> {log}
+  delegate_to: localhost
+"""
+
+
+def hooks(folder):
+    """Two files of tasks that write down what they are told, as arguments; and where."""
+    log, told = folder / "log", {}
+    for name, word in (("sglang_drain_hook", "out"), ("sglang_join_hook", "in")):
+        (folder / f"{word}.yml").write_text(HOOK.format(word=word, log=log))
+        told[name] = str(folder / f"{word}.yml")
+    return ["-e", json.dumps(told)], log
+
+
+def test_a_host_is_drained_and_joins_without_a_lost_request(tmp_path):
+    others, log = hooks(tmp_path)
     with Traffic(__file__) as users:
-        FLEET.play("playbooks/drain.yml", "-l", SECOND)
+        FLEET.play("playbooks/drain.yml", "-l", SECOND, *others)
         assert FLEET.rotation() == [FIRST, THIRD]
         status, loads = engine.request(FLEET.host(SECOND), "/v1/loads", address=traffic.address(__file__, SECOND))
         assert (status, [load["num_running_reqs"] for load in loads["loads"]]) == (200, [0])
         assert engine.show(FLEET.host(SECOND), "sglang-main-ep8.service", "ActiveState") == "active"
-        FLEET.play("playbooks/join.yml", "-l", SECOND)
+        FLEET.play("playbooks/join.yml", "-l", SECOND, *others)
         assert FLEET.rotation() == HOSTS
+    what = f"{SECOND} main {traffic.worker(__file__, SECOND)}"
+    assert log.read_text().splitlines() == [f"out {what}", f"in {what}"]
     assert users.lost() == {}
     assert users.result["ok"] > 100
 
@@ -87,13 +112,30 @@ def test_what_a_person_has_drained_stays_out_through_restarts_and_deployments():
     engine.sudo(router(), f"systemctl restart {ROUTER_UNIT}")
     assert until(lambda: FLEET.rotation() == [SECOND, THIRD]), FLEET.rotation()
     with Traffic(__file__) as users:
-        output = FLEET.deploy(*WISH, "-e", "sglang_context_length=4096")
+        output = FLEET.deploy(*wish(sglang_rollout_batches=[1], sglang_context_length=4096), *LIMIT)
     assert users.lost() == {}
     assert f"{FIRST} main stays out of rotation, as a person wished" in output
     assert "serving" in row(output, FIRST)
     assert {FLEET.length(name) for name in HOSTS} == {4096}
     assert FLEET.rotation() == [SECOND, THIRD]
     FLEET.play("playbooks/join.yml", "-l", FIRST)
+    assert FLEET.rotation() == HOSTS
+
+
+def test_two_variables_make_it_speak_tls(tmp_path):
+    address, only = traffic.address(__file__, ROUTER), ("-l", ROUTER)
+    files = {"sglang_router_tls_certificate": tmp_path / "cert.pem", "sglang_router_tls_key": tmp_path / "key.pem"}
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=router"]
+    command += ["-addext", f"subjectAltName=IP:{address}", "-out", *map(str, files.values())]
+    command.insert(-1, "-keyout")
+    subprocess.run(command, check=True, capture_output=True)
+    FLEET.deploy(*wish(), *only, "-e", json.dumps({name: str(path) for name, path in files.items()}))
+    trust = ssl.create_default_context(cafile=files["sglang_router_tls_certificate"])
+    with urllib.request.urlopen(f"https://{address}:{traffic.PORT}/v1/models", context=trust, timeout=10) as answer:
+        assert answer.status == 200
+    with pytest.raises(http.client.BadStatusLine):
+        urllib.request.urlopen(f"http://{address}:{traffic.PORT}/v1/models", timeout=10)
+    FLEET.deploy(*wish(), *only)
     assert FLEET.rotation() == HOSTS
 
 

@@ -297,6 +297,19 @@ def test_port_that_is_taken(hosts, hub):
         nothing_left(host)
 
 
+def test_play_that_fails(hosts, hub):
+    """Too little space everywhere: the servers were up by then, and are gone afterwards."""
+    started = int(time.time())
+    output = controller.play(__file__, *settings(hub, "/var/lib/failed", model_weights_min_free_gb=1000000), rc=2)
+    assert "model_weights_min_free_gb" in output
+    for name in NAMES:
+        nothing_left(hosts[name])
+    for name in NAMES[:3]:
+        journal = engine.sudo(hosts[name], f"journalctl --no-pager -o cat -u {UNIT} --since @{started}")
+        assert "Started" in journal
+        assert "Stopped" in journal
+
+
 def test_folder_instead_of_the_hub(hosts, hub):
     """A mounted folder of another host's models is copied and verified, and a flipped bit in it is found."""
     host = hosts[NAMES[0]]
