@@ -169,5 +169,5 @@ def test_what_was_not_measured_alike_is_not_compared() -> None:
     assert bench_report.conclusion(peak).endswith("the only one measured; no figures for it: tp8")
     assert "only at 4" in choice.choose(records({"tp8": {4: 250.0}}), "latency")["why"]
     # One that lost its requests at the most streams has been there: its peak is what it is.
-    lost = records({"ep8": {1: 90.0, 64: 1100.0}, "ep4": {16: 1300.0}}) + [record("ep4", 64, 0.0, 1, errors=90)]
+    lost = [*records({"ep8": {1: 90.0, 64: 1100.0}, "ep4": {16: 1300.0}}), record("ep4", 64, 0.0, 1, errors=90)]
     assert choice.choose(lost, "throughput")["best"] == "ep4"
