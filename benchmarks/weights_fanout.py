@@ -10,7 +10,7 @@ The last line is one JSON object. `seconds` counts from the common start to the 
 the largest N against N=1. `cpu_busy` is how much of the machine was in use meanwhile: well below 1, the links are what
 was measured. Needs root, for the namespaces.
 
-    python benchmarks/weights_fanout.py [--hosts 1 4 16] [--baseline 1 4] [--files 64] [--seconds 64] [--rate 2000000] [--goal 1.6]
+    python benchmarks/weights_fanout.py [--hosts 1 4 16] [--baseline 1 4] [--files 64] [--seconds 64]
 """
 
 from __future__ import annotations
