@@ -259,13 +259,36 @@ def read(text: str, name: str = "results") -> list[dict[str, Any]]:
 
 
 def newest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each candidate on each host only its newest run, in the order in which candidates were tried."""
-    latest: dict[tuple[str, str, str], str] = {}
+    """Of each candidate on each host its newest run, with what older runs of the very same wish add to it.
+
+    A run at other concurrencies completes what is known; one with other arguments, prompts or lengths replaces it, and
+    so does one that failed.
+    """
     kept = [dict(record) for record in records]
+    runs: dict[tuple[str, ...], dict[str, list[dict[str, Any]]]] = {}
     for record in kept:
         key = (record["host"], record["instance"], record["candidate"])
-        latest[key] = max(latest.get(key, ""), record["run"])
-    return [r for r in kept if r["run"] == latest[(r["host"], r["instance"], r["candidate"])]]
+        runs.setdefault(key, {}).setdefault(record["run"], []).append(record)
+    found: list[int] = []
+    for by_run in runs.values():
+        last = max(by_run)
+        found += map(id, by_run[last])
+        if any(record["kind"] == "failed" for record in by_run[last]):
+            continue
+        wish, known = _asked(by_run[last][0]), {record["concurrency"] for record in by_run[last]}
+        for run in sorted(by_run, reverse=True)[1:]:
+            added = [r for r in by_run[run] if r["kind"] == "measured" and _asked(r) == wish]
+            added = [record for record in added if record["concurrency"] not in known]
+            known |= {record["concurrency"] for record in added}
+            found += map(id, added)
+    chosen = set(found)
+    return [record for record in kept if id(record) in chosen]
+
+
+def _asked(record: Mapping[str, Any]) -> list[Any]:
+    """What has to be the same for two runs to be of one curve."""
+    named = ("engine", "model", "arguments", "environment", "prompts", "seed", "lengths", "max_tokens", "generator")
+    return [record.get(name) for name in named]
 
 
 def groups(records: Iterable[Mapping[str, Any]]) -> tuple[list[list[dict[str, Any]]], int]:

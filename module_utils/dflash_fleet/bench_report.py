@@ -71,11 +71,13 @@ def conclusion(answer: Mapping[str, Any]) -> str:
         return f"{answer['for']}: no answer, {answer['why']}"
     digits = 1 if answer["value"] < 1000 else 0
     text = f"{answer['for']}: {answer['best']}, {answer['value']:.{digits}f} tok/s at {answer['concurrency']}"
+    unlike = f"; no figures for it: {', '.join(answer['unlike'])}" if answer["unlike"] else ""
     if answer["tie"]:
-        return text + f"; a tie with {', '.join(answer['tie'])} (the difference is within the noise)"
+        return text + f"; a tie with {', '.join(answer['tie'])} (the difference is within the noise)" + unlike
     if answer["next"] is None:
-        return text + ", the only one measured"
-    return text + f", {answer['margin']:.{digits}f} tok/s ({answer['margin_percent']:.1f} %) over {answer['next']}"
+        return text + ", the only one measured" + unlike
+    margin = f"{answer['margin']:.{digits}f} tok/s ({answer['margin_percent']:.1f} %)"
+    return f"{text}, {margin} over {answer['next']}{unlike}"
 
 
 def about_speculation(found: Mapping[str, Any]) -> str:

@@ -68,6 +68,7 @@ def curves(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "rehearsal": False,
                 "hosts": [],
                 "points": {},
+                "tried": [],
                 "left_out": [],
                 "failed": None,
             },
@@ -78,6 +79,8 @@ def curves(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if record["kind"] == "failed":
             entry["failed"] = record.get("cause") or record.get("summary") or "did not serve"
             continue
+        if int(record["concurrency"]) not in entry["tried"]:
+            entry["tried"].append(int(record["concurrency"]))
         if record["errors"] > TOO_MANY_ERRORS * record["requests"]:
             entry["left_out"].append(
                 f"{record['errors']} of {record['requests']} requests failed at {record['concurrency']}"
@@ -135,7 +138,7 @@ def _point(curve: Mapping[str, Any], kind: str, number: float | None) -> int | N
     """The concurrency at which a candidate is judged; None where it has nothing to say."""
     points = curve["points"]
     if kind == "latency":
-        return min(points, default=None)
+        return 1 if 1 in points else None
     if kind == "throughput":
         return peak(curve)
     if kind == "concurrency":
@@ -167,9 +170,14 @@ def choose(records: Iterable[Mapping[str, Any]], wanted: Any) -> dict[str, Any]:
     kind, number = objective(wanted)
     all_curves = curves(records)
     judged: list[dict[str, Any]] = []
+    unlike: list[str] = []
+    furthest = max((point for curve in all_curves for point in curve["tried"]), default=0)
     for curve in all_curves:
         at = _point(curve, kind, number)
-        if at is not None:
+        # A peak below the concurrency at which others have theirs says nothing.
+        if curve["points"] and (at is None or (kind == "throughput" and furthest not in curve["tried"])):
+            unlike.append(curve["name"])
+        elif at is not None:
             judged.append({"curve": curve, "at": at, "value": mean(curve, at), "rates": rates(curve, at)})
     judged.sort(key=lambda item: -item["value"])
     result: dict[str, Any] = {
@@ -184,6 +192,7 @@ def choose(records: Iterable[Mapping[str, Any]], wanted: Any) -> dict[str, Any]:
         "margin_percent": None,
         "noise": None,
         "why": "",
+        "unlike": unlike,
         "rehearsal": any(curve["rehearsal"] for curve in all_curves),
         "ranking": [
             {"name": item["curve"]["name"], "value": round(item["value"], 2), "concurrency": item["at"]}
@@ -217,8 +226,8 @@ def _missing(all_curves: Sequence[Mapping[str, Any]], kind: str, number: float |
         return "nothing was measured"
     if not points:
         return "no candidate served: " + "; ".join(f"{curve['name']}: {curve['failed']}" for curve in all_curves)
-    if kind == "concurrency":
-        return f"nothing was measured at {number or 0:g} streams, only at {', '.join(map(str, points))}"
+    if kind in ("concurrency", "latency"):
+        return f"nothing was measured at {number or 1:g} streams, only at {', '.join(map(str, points))}"
     lowest = [
         (max(record["ttft_ms"]["p99"] for record in records), curve["name"])
         for curve in all_curves

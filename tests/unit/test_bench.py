@@ -122,6 +122,16 @@ def test_only_the_newest_run_of_a_candidate_counts() -> None:
     assert bench.newest([old, new, other]) == [new, other]
 
 
+def test_a_run_at_other_concurrencies_completes_what_is_known() -> None:
+    one, four, again = measured(concurrency=1), measured(concurrency=4, run="r2"), measured(concurrency=1, run="r2")
+    assert bench.newest([one, four]) == [one, four]
+    assert bench.newest([one, four, again]) == [four, again]
+    for name, value in (("arguments", ["other"]), ("max_tokens", 64), ("lengths", "natural")):
+        assert bench.newest([one, {**four, name: value}]) == [{**four, name: value}]
+    died = {**four, "kind": "failed"}
+    assert bench.newest([one, died]) == [died]
+
+
 def test_what_is_compared_is_of_one_release() -> None:
     engine = {"name": "sglang", "version": "0.5.23", "build": "cuda"}
     old = measured(at="1", run="r1", candidate="tp8")

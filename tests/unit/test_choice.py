@@ -158,3 +158,16 @@ def test_the_report_says_when_it_is_a_rehearsal() -> None:
 def test_a_terminal_is_not_wide() -> None:
     curve = {"points": {2**power: [] for power in range(9)}}
     assert bench_report.shown_points([curve]) == [1, 4, 8, 32, 64, 256]
+
+
+def test_what_was_not_measured_alike_is_not_compared() -> None:
+    found = [*records({"ep8": {1: 90.0, 64: 1100.0}}), *records({"tp8": {4: 250.0}})]
+    single = choice.choose(found, "latency")
+    assert (single["best"], single["unlike"]) == ("ep8", ["tp8"])
+    peak = choice.choose(found, "throughput")
+    assert (peak["best"], peak["next"], peak["unlike"]) == ("ep8", None, ["tp8"])
+    assert bench_report.conclusion(peak).endswith("the only one measured; no figures for it: tp8")
+    assert "only at 4" in choice.choose(records({"tp8": {4: 250.0}}), "latency")["why"]
+    # One that lost its requests at the most streams has been there: its peak is what it is.
+    lost = [*records({"ep8": {1: 90.0, 64: 1100.0}, "ep4": {16: 1300.0}}), record("ep4", 64, 0.0, 1, errors=90)]
+    assert choice.choose(lost, "throughput")["best"] == "ep4"
