@@ -102,9 +102,9 @@ def stop(module: AnsibleModule, units: list[str]) -> None:
             module.fail_json(msg=f"systemctl stop {unit}: {(err or out).strip()}")
 
 
-def remove(module: AnsibleModule, layout: states.Layout, found: dict[str, list[str]]) -> None:
-    """Units first, so that nothing runs without its files."""
-    stop(module, found["units"])
+def remove(module: AnsibleModule, layout: states.Layout, found: dict[str, list[str]], up: list[str]) -> None:
+    """Units first, so that nothing runs without its files. Of some nothing is left to stop but a link for boot."""
+    stop(module, [unit for unit in found["units"] if unit in up])
     for unit in found["units"]:
         module.run_command(["systemctl", "disable", unit])  # one whose file is gone has nothing to disable
         layout.unit_file(unit).unlink(missing_ok=True)
@@ -159,7 +159,7 @@ def main() -> None:
         if module.params["state"] == "stopped":
             stop(module, found["units"])
         else:
-            remove(module, layout, found)
+            remove(module, layout, found, up)
     module.exit_json(**result)
 
 

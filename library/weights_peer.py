@@ -150,7 +150,6 @@ TasksMax=512
 MemoryMax=1G
 OOMScoreAdjust=500
 TimeoutStopSec=5
-KillMode=control-group
 """
 
 

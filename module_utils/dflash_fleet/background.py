@@ -22,7 +22,7 @@ from typing import Any
 
 ORPHAN = 300.0  # s without anybody looking: a controller that lost the host for AWAY seconds is back by then
 TELL = 0.5  # s between words to those who look
-ANSWER = 10.0  # s for a word of the other side
+ANSWER = 60.0  # s for a word of the other side, whose disk may be very busy
 
 
 class Busy(Exception):

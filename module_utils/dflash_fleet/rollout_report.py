@@ -48,14 +48,13 @@ _ROLES = {
 }
 _ACTIONS = {"sglang_wait": "load", "sglang_drain": "drain"}
 NAMED = 8  # hosts of a batch that are named one by one
-# Files of tasks whose tasks are a phase, whatever they do.
+# Files of tasks whose tasks are a phase, whatever they do, by the first word of their names (return_failed: return).
 _FILES = {
-    "give_up": "return",
+    "give": "return",
     "return": "return",
-    "return_failed": "return",
     "rollback": "return",
-    "rollback_instance": "return",
     "soak": "soak",
+    "soak_look": "soak",
     "leave": "drain",
     "join": "join",
     "stay": "join",
@@ -68,7 +67,7 @@ OUTCOMES = (*UNFINISHED, "degraded", "done", "as it was")
 def phase_of(action: str, role: str, task: str) -> str | None:
     """Which phase a task belongs to; None for what is no work on a host."""
     prefix = task.rpartition(" : ")[2].partition(" | ")[0]
-    return _FILES.get(prefix) or _ACTIONS.get(action.rpartition(".")[2]) or _ROLES.get(role)
+    return _FILES.get(prefix.partition("_")[0]) or _ACTIONS.get(action.rpartition(".")[2]) or _ROLES.get(role)
 
 
 def moment(text: str) -> float:

@@ -1209,8 +1209,8 @@ def ensure_in_slices(
     except background.Died as error:
         raise SnapshotError(
             "killed",
-            f"the process that fetched {request.repo} on this host was killed ({error}): run again, it goes on from"
-            " there; the host's journal may say who did it",
+            f"the process that fetched {request.repo} on this host was killed or hangs ({error}): run again, it goes on"
+            " from there; the host's journal may say who did it",
         )
     if not finished:
         return {"finished": False, "changed": False, "path": request.path, "progress": answer}

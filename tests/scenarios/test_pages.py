@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("module_utils", "tests/unit"):
+for folder in ("module_utils", "rehearsal", "tests/unit"):
     sys.path.insert(0, str(ROOT / folder))
 
+import fleet  # noqa: E402 - found by the lines above
 from dflash_fleet import bench_page  # noqa: E402
 from test_bench_page import measured  # noqa: E402
 
@@ -32,7 +33,7 @@ addEventListener('load', () => {
 def browser() -> str:
     """Debian's Chromium; installed where it is missing, as the tests' other tools are."""
     if shutil.which("chromium") is None:
-        subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], check=True)
+        fleet.apt_install(["chromium"])
     found = shutil.which("chromium")
     assert found
     return found

@@ -106,12 +106,15 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_the_project_as_it_is_in_git(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if "/project/" in name}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     left = (".ci/", ".config/", "benchmarks/", "changes/", "dflash_fleet_cli/", "docs/", "molecule/", "tests/")
     wanted = {
         f"dflash_fleet_cli/project/{name}"
         for name in tracked
-        if not name.startswith(left) and ("/" in name or name in ("ansible.cfg", "deploy-dflash.yml"))
+        if (ROOT / name).is_file()
+        and not name.startswith(left)
+        and ("/" in name or name in ("ansible.cfg", "deploy-dflash.yml"))
     }
     assert held == wanted
     # Written while a fleet is up: addresses and keys of this machine.

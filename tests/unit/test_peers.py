@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.client
 import json
 import os
@@ -171,8 +172,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def host(bench: Bench) -> Iterator[Host]:
-    """A host that has everything."""
-    bench.ensure()
+    """A host that has everything, as a fetch leaves it."""
+    fill(bench.path, FILES)
+    hashes = {path: hashlib.sha256(data).hexdigest() for path, data in FILES.items()}
+    snapshot.write_manifest(str(bench.path), bench.request(), hashes, "")
     it = Host(bench.models)
     yield it
     it.stop()

@@ -96,7 +96,12 @@ def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     """Runs the module with a systemctl that only notes what it is asked."""
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\n[ $1 = list-units ] || echo "$@" >> {tmp_path}/asked\n')
+    program.write_text(
+        f'#!/bin/sh\nif [ $1 = list-units ]; then cat {tmp_path}/running 2>/dev/null; exit 0; fi\n'
+        f'echo "$@" >> {tmp_path}/asked\n'
+        # As systemd answers for a unit of which it knows nothing.
+        f'if [ $1 = stop ] && ! grep -qs "^$2 " {tmp_path}/running; then echo "Unit $2 not loaded." >&2; exit 5; fi\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setattr(removal, "CACHE", tmp_path / "cache")
@@ -115,6 +120,7 @@ def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 
 def test_check_mode_lists_and_the_run_removes(call: Callable[..., Any], host: state.Layout, tmp_path: Path) -> None:
+    (tmp_path / "running").write_text("sglang-a-tp8.service loaded active running engine\n")
     predicted = call(host, True, instances=["a"])
     assert predicted["changed"]
     assert host.instance("a").exists()
@@ -133,3 +139,23 @@ def test_all_but_those_named(call: Callable[..., Any], host: state.Layout) -> No
     assert call(host, True, except_instances=["a"])["instances"] == ["a-b"]
     assert call(host, True, except_instances=[])["instances"] == ["a", "a-b"]
     assert "cannot name an instance" in call(host, True, instances=["venvs"])["msg"]
+
+
+def test_an_instance_is_only_stopped_and_removed_afterwards(
+    call: Callable[..., Any], host: state.Layout, tmp_path: Path
+) -> None:
+    """Its file is gone, it runs, and it would start at boot: after the stop only the link is left of it."""
+    unit = "sglang-a-tp8.service"
+    host.unit_file(unit).unlink()
+    (tmp_path / "running").write_text(f"{unit} not-found active running {unit}\n")
+    for check in (True, False):
+        stopped = call(host, check, instances=["a"], state="stopped")
+        assert (stopped["changed"], stopped["units"], stopped["paths"]) == (True, [unit], [])
+    assert host.boot_link(unit).is_symlink()
+    assert host.instance("a").exists()
+    (tmp_path / "running").unlink()
+    assert not call(host, False, instances=["a"], state="stopped")["changed"]
+    done = call(host, False, instances=["a"])
+    assert str(host.boot_link(unit)) in done["paths"]
+    assert not host.boot_link(unit).is_symlink()
+    assert not host.instance("a").exists()

@@ -74,7 +74,7 @@ def test_a_host_measures_itself_quietly_in_its_sandbox(fleet_host):
     assert until(lambda: engine.sudo(fleet_host, f"stat -c %Y {TEXTFILE}/dflash-fleet.prom") != before, 15)
     assert engine.sudo(fleet_host, f"stat -c %a {TEXTFILE}/dflash-fleet.prom").strip() == "644"
     # A start and an end every two seconds leave nothing in the journal.
-    lines = engine.sudo(fleet_host, "journalctl -q -o cat -u dflash-metrics.service").splitlines()
+    lines = engine.sudo(fleet_host, "journalctl -q -o cat --since=-20s -u dflash-metrics.service").splitlines()
     assert lines == []
     exposure = engine.sudo(fleet_host, "systemd-analyze security --no-pager dflash-metrics.service | tail -n 1")
     assert float(exposure.split("level for dflash-metrics.service:")[1].split()[0]) <= 4.0, exposure
@@ -102,6 +102,16 @@ def test_rules_that_prometheus_refuses_are_put_back():
     )
     assert engine.sudo(monitor, "cat /etc/prometheus/dflash-fleet/rules.yml") == before
     assert monitor.service("prometheus").is_running
+
+
+def test_a_prometheus_of_somebody_else_is_left_alone():
+    monitor = controller.scenario_host(__file__, "monitor-01")
+    path = "/etc/prometheus/prometheus.yml"
+    engine.sudo(monitor, f"cp {path} /root/ours && printf 'global: {{}}\\n' > {path}")
+    output = controller.play(__file__, "playbooks/monitoring.yml", "-e", SETTINGS, "-l", "monitor-01", rc=2)
+    assert "set sglang_monitoring_install to false" in " ".join(output.split())
+    assert engine.sudo(monitor, f"cat {path}") == "global: {}\n"
+    engine.sudo(monitor, f"mv /root/ours {path}")
 
 
 def test_a_unit_changed_by_hand_is_drift():

@@ -43,11 +43,12 @@ def install(*arguments, rc=0, **settings):
 
 
 def environments(host):
-    """{release: folder} of the complete environments."""
+    """{release: folder} of the engines' complete environments."""
     found = {}
     for text in re.findall(r"\{.*?\n\}", sh(host, f"sh -c 'cat {VENVS}/*/.complete'"), re.S):
         mark = json.loads(text)
-        found[mark["version"].split("+")[0]] = f"{VENVS}/{mark['id']}"
+        if mark["version"]:  # the hub client's has none
+            found[mark["version"].split("+")[0]] = f"{VENVS}/{mark['id']}"
     return found
 
 
