@@ -148,8 +148,9 @@ if not BEGINNING:
         assert what_serves() == before
 
     def test_one_that_dies_while_it_is_measured_is_a_result_too(before):
-        set_pace({"kind": "gpu_oom", "at": "serving", "after": 4, "when": {"ep_size": 4}})
-        output = sweep(EP4, sglang_benchmark_concurrency=[1, 4], sglang_benchmark_repeats=2)
+        # After its gate, which settles for 5 s, and before five runs of more than 2 s each have ended.
+        set_pace({"kind": "gpu_oom", "at": "serving", "after": 12, "when": {"ep_size": 4}})
+        output = sweep(EP4, sglang_benchmark_concurrency=[1], sglang_benchmark_repeats=5)
         set_pace()
         assert re.search(r"ep4 .*requests failed", output), output
         assert what_serves() == before
