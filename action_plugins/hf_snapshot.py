@@ -14,7 +14,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 if _PACKAGE not in _module_utils.__path__:
     _module_utils.__path__.append(_PACKAGE)
 
-from ansible.module_utils.dflash_fleet import phases, slices, snapshot
+from ansible.module_utils.dflash_fleet import slices, snapshot, words
 
 display = Display()
 
@@ -45,8 +45,8 @@ class ActionModule(ActionBase):
 
         def line(answer: dict[str, Any]) -> tuple[Any, str]:
             shot = answer["progress"]
-            left = "" if shot["remaining"] is None else f"  about {phases.clock(shot['remaining'])} left"
-            text = f"{host}  {phases.clock(shot['seconds']):>4}  {snapshot.progress_text(shot)}{left}"
+            left = "" if shot["remaining"] is None else f"  about {words.clock(shot['remaining'])} left"
+            text = f"{host}  {words.clock(shot['seconds']):>4}  {snapshot.progress_text(shot)}{left}"
             return (shot["repo"], shot["step"]), text
 
         show = display.display if shown else None

@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 if str(_ROOT / "module_utils") not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(str(_ROOT / "module_utils"))
 
-from ansible.module_utils.dflash_fleet import venvs
+from ansible.module_utils.dflash_fleet import venvs, words
 
 # Wheels are taken over in portions of this size: a killed run loses no more, and a home directory holds no more.
 PORTION = 500_000_000
@@ -190,7 +190,7 @@ class ActionModule(ActionBase):
         size, count = venvs.installed_size(files[name] for name in chosen)
         if found["free_bytes"] < size + sending:
             raise venvs.VenvError(
-                f"{found['path']} needs {venvs.human(size + sending)} and {venvs.human(found['free_bytes'])} are free"
+                f"{found['path']} needs {words.size(size + sending)} and {words.size(found['free_bytes'])} are free"
             )
         if 0 <= found["free_inodes"] < count:
             raise venvs.VenvError(f"{found['path']} needs {count} inodes and {found['free_inodes']} are free")
@@ -202,7 +202,7 @@ class ActionModule(ActionBase):
                 return failure
             sent += sum(wheel.stat().st_size for wheel in portion)
             if sending > PORTION:
-                display.display(f"{host}  wheels  {venvs.human(sent)} of {venvs.human(sending)}")
+                display.display(f"{host}  wheels  {words.size(sent)} of {words.size(sending)}")
         return {"sent_bytes": sent, "seconds": {"send": round(time.monotonic() - started, 1)}}
 
     def _send(self, portion: list[Path], arguments: dict[str, Any], task_vars: Any) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 if _PACKAGE not in _module_utils.__path__:
     _module_utils.__path__.append(_PACKAGE)
 
-from ansible.module_utils.dflash_fleet import phases, rollout_progress, slices
+from ansible.module_utils.dflash_fleet import phases, rollout_progress, slices, words
 
 display = Display()
 
@@ -132,7 +132,7 @@ class ActionModule(ActionBase):
 
     @staticmethod
     def _last_line(host: str, width: int, answer: dict[str, Any]) -> str:
-        took = phases.clock(answer.get("seconds") or 0.0)
+        took = words.clock(answer.get("seconds") or 0.0)
         outcome = answer["outcome"]
         if outcome == "ready":
             smoke = answer.get("smoke") or {}

@@ -76,8 +76,7 @@ busy:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_fleet import model_prune
-from ansible.module_utils.dflash_fleet.snapshot import size_text
+from ansible.module_utils.dflash_fleet import model_prune, words
 
 
 def main() -> None:
@@ -103,7 +102,7 @@ def main() -> None:
         waiting=found["waiting"],
         busy=busy,
         diff={
-            "before": "".join(f"{e['path']}  {size_text(e['bytes'])}  ({e['reason']})\n" for e in removed),
+            "before": "".join(f"{e['path']}  {words.size(e['bytes'])}  ({e['reason']})\n" for e in removed),
             "after": "",
         },
     )

@@ -41,10 +41,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "module_utils"))
 
-from dflash_fleet.venvs import (  # noqa: E402 - found by the line above
+from dflash_fleet import words  # noqa: E402 - found by the line above
+from dflash_fleet.venvs import (  # noqa: E402
     Requirement,
     VenvError,
-    human,
     normalize,
     parse_requirements,
     sha256,
@@ -306,7 +306,7 @@ def publish(target: Path, text: str, wheels: list[Path]) -> None:
         os.replace(target, old)
     os.replace(partial, target)
     shutil.rmtree(old, ignore_errors=True)
-    say(f"{target.name}: {len(wheels)} wheels, {human(sum(wheel.stat().st_size for wheel in wheels))}")
+    say(f"{target.name}: {len(wheels)} wheels, {words.size(sum(wheel.stat().st_size for wheel in wheels))}")
 
 
 # --- lock files ------------------------------------------------------------------------------------------------------

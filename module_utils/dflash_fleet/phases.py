@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from . import own_log
+from . import own_log, words
 
 PHASES = ("launch", "dist_init", "weights", "kv_cache", "graph_capture", "warmup", "serving", "stopping")
 _ORDER = {name: index for index, name in enumerate(PHASES)}
@@ -357,19 +357,11 @@ def remaining(phase: str, elapsed: float, percent: float | None, baseline: dict[
     return round(later + here, 1)
 
 
-def clock(seconds: float) -> str:
-    """`m:ss`, or `h:mm:ss` from an hour on."""
-    whole = max(0, int(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
-
-
 def progress_line(
     host: str, elapsed: float, snapshot: dict[str, Any], left: float | None = None, width: int = 0
 ) -> str:
     """One line for a person: `gpu-01  0:14  weights        8/8 ranks  31 %   about 1:40 left`."""
-    parts = [f"{host:<{width}}", f"{clock(elapsed):>4}", f"{snapshot['phase']:<13}"]
+    parts = [f"{host:<{width}}", f"{words.clock(elapsed):>4}", f"{snapshot['phase']:<13}"]
     if snapshot["phase"] in ("dist_init", "weights", "kv_cache", "graph_capture") and snapshot["ranks"] > 1:
         parts.append(f"{snapshot['ranks_done']}/{snapshot['ranks']} ranks")
     step = snapshot.get("step")
@@ -380,5 +372,5 @@ def progress_line(
     if snapshot.get("percent") is not None:
         parts.append(f"{snapshot['percent']:>2} %")
     if left is not None:
-        parts.append(f" about {clock(left)} left" if left >= 1 else " any moment now")
+        parts.append(f" about {words.clock(left)} left" if left >= 1 else " any moment now")
     return "  ".join(parts).rstrip()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import sizes as estimates
+from . import words
 
 
 def duration(seconds: Any) -> str:
@@ -19,8 +20,7 @@ def duration(seconds: Any) -> str:
         return "-"
     if total < 0:
         return "-"
-    hours, rest = divmod(total, 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+    return words.clock(total)
 
 
 def _cell(value: Any) -> str:

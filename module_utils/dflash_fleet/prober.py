@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import gate, own_log, phases, state, units, verdict, watch
+from . import gate, own_log, phases, state, units, verdict, watch, words
 
 TELL_EVERY = 1.0  # s between two status lines
 GRACE = 60.0  # s beyond the limit of a phase until systemd ends the start by itself: it acts only where we cannot
@@ -66,7 +66,7 @@ def status_text(snapshot: dict[str, Any], left: float | None = None) -> str:
     if snapshot.get("percent") is not None:
         parts.append(f"{snapshot['percent']} %")
     if left is not None and left >= 1:
-        parts.append(f"about {phases.clock(left)} left")
+        parts.append(f"about {words.clock(left)} left")
     return f"{snapshot['phase']}: {', '.join(parts)}" if parts else str(snapshot["phase"])
 
 
@@ -160,7 +160,7 @@ class Sentinel(watch.Watch):
         if result["outcome"] == "ready" and not self.serving:
             self.serving = True
             self.last_life = self.last_beat = time.monotonic()
-            self.ready_text = f"serving: ready in {phases.clock(result['seconds'] or 0)}"
+            self.ready_text = f"serving: ready in {words.clock(result['seconds'] or 0)}"
             length = (result["smoke"] or {}).get("accept_length")
             if length is not None:
                 self.ready_text += f", accept length {length:.2f}"

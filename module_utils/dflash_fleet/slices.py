@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import phases
+from . import words
 
 # Asked when a plugin is loaded, which the main process does: workers have lost the terminal.
 ON_TERMINAL = bool(sys.stdout and sys.stdout.isatty())
@@ -68,7 +68,7 @@ def follow(
                     raise failure
                 return answer
             if show and printed[0] != "away":
-                show(f"{host}  out of reach, trying again for up to {phases.clock(away)}")
+                show(f"{host}  out of reach, trying again for up to {words.clock(away)}")
                 printed = ("away", now)
             _drop(connection, lost)
             time.sleep(AWAY_PAUSE)

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from . import background, hub_fetch
+from . import background, hub_fetch, words
 
 MANIFEST = ".dflash-fleet.json"
 SCHEMA = 1
@@ -132,16 +132,6 @@ class Request:
 # Small pieces
 
 
-def size_text(count: float) -> str:
-    """Bytes for people: 555.0 GB."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(value) < 1000 or unit == "TB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
-
-
 class Progress:
     """How far a run is. What works says what it does; who wants to know looks, from another thread."""
 
@@ -192,9 +182,9 @@ def progress_text(shot: dict[str, Any]) -> str:
     if not shot["total_bytes"]:
         return f"{shot['repo']}  asking for the list of files"
     parts = [shot["repo"], *(["checking"] if shot["step"] == "verify" else []), f"{shot['percent']:>2} %"]
-    parts.append(f"{size_text(shot['done_bytes'])} of {size_text(shot['total_bytes'])}")
+    parts.append(f"{words.size(shot['done_bytes'])} of {words.size(shot['total_bytes'])}")
     if shot["bytes_per_second"]:
-        parts.append(f"{size_text(shot['bytes_per_second'])}/s")
+        parts.append(f"{words.size(shot['bytes_per_second'])}/s")
     return "  ".join(parts)
 
 
@@ -244,8 +234,8 @@ def check_space(request: Request, need: int, files: int) -> None:
     if need and need + request.margin > free:
         raise SnapshotError(
             "disk_full",
-            f"{request.repo} needs {size_text(need)} more and {size_text(request.margin)} have to stay free"
-            f" ({request.name('margin')}), but the filesystem of {request.root} has {size_text(free)} free:"
+            f"{request.repo} needs {words.size(need)} more and {words.size(request.margin)} have to stay free"
+            f" ({request.name('margin')}), but the filesystem of {request.root} has {words.size(free)} free:"
             f" make room there or set {request.name('root')} to a larger one",
             needed=need,
             free=free,
@@ -665,8 +655,8 @@ def explain(request: Request, event: dict[str, Any]) -> SnapshotError:
     elif kind == "disk_full":
         free, _inodes = free_space(request.home)
         text = (
-            f"the filesystem of {request.root} ran full while {repo} was fetched{path}, {size_text(free)} are free now:"
-            f" make room and run again (what is here already stays), or set {request.name('root')} to a larger one"
+            f"the filesystem of {request.root} ran full while {repo} was fetched{path}, {words.size(free)} are free"
+            f" now: make room and run again (what is here already stays), or set {request.name('root')} to a larger one"
         )
     else:
         text = f"the hub client failed on {repo}{path}: {detail}"
@@ -953,7 +943,7 @@ class Snapshot:
         good: dict[str, str] = {}
 
         def so_far() -> str:
-            return f"{len(good)} of {len(missing)} files, {size_text(total)} in all, were complete"
+            return f"{len(good)} of {len(missing)} files, {words.size(total)} in all, were complete"
 
         records = os.open(os.path.join(request.stage, VERIFIED), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

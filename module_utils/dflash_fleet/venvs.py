@@ -153,15 +153,6 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def human(size: float) -> str:
-    """A size as a person reads it; decimal units, as disks are sold and `df -H` shows them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def bundle(wheels: Iterable[Path], target: Path) -> None:
     """Small wheels as one file, since each transfer of its own costs a round trip. Wheels are compressed already."""
     with tarfile.open(target, "w") as archive:

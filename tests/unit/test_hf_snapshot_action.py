@@ -67,10 +67,10 @@ def test_lines_of_a_long_fetch(monkeypatch):
     assert run.go() == {"changed": True, "action": "fetch", "path": "/m"}
     assert run.lines == [
         "gpu-1    0:09  org/model  asking for the list of files",
-        "gpu-1    0:19  org/model   1 %  11.0 GB of 610.0 GB  1.1 GB/s  about 9:04 left",
-        "gpu-1    0:29  org/model  31 %  190.1 GB of 610.0 GB  1.1 GB/s  about 6:20 left",
+        "gpu-1    0:19  org/model   1 %  11 GB of 610 GB  1.1 GB/s  about 9:04 left",
+        "gpu-1    0:29  org/model  31 %  190 GB of 610 GB  1.1 GB/s  about 6:20 left",
         "gpu-1    out of reach, trying again for up to 3:00",
-        "gpu-1    16:39  org/model  checking  50 %  305.0 GB of 610.0 GB",
+        "gpu-1    16:39  org/model  checking  50 %  305 GB of 610 GB",
     ]
     assert {call["slice"] for call in run.calls} == {plugin.slices.SLICE}
 

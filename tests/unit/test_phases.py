@@ -313,13 +313,6 @@ def test_no_time_left_without_a_good_start():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (14.9, "0:14"), (118, "1:58"), (3700, "1:01:40"), (-1, "0:00")]
-)
-def test_clock(seconds, text):
-    assert phases.clock(seconds) == text
-
-
-@pytest.mark.parametrize(
     ("lines", "elapsed", "left", "text"),
     [
         (

@@ -375,14 +375,6 @@ def test_unusable_interpreter_names_the_variable(tmp_path, script, message):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (488_234_778, "488 MB"), (6.1e9, "6.1 GB"), (2e12, "2.0 TB")],
-)
-def test_human(size, text):
-    assert venvs.human(size) == text
-
-
-@pytest.mark.parametrize(
     ("output", "sentence"),
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full"),

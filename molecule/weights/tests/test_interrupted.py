@@ -68,12 +68,12 @@ def test_disk_that_is_too_small_is_told_beforehand(host, hub, small):
     before = mirror.tree(host, A, SMALL)
     hub.wrong()
     output = mirror.fetch(host, hub, B, rc=2, sglang_root=SMALL)
-    assert "weights/big needs 72.0 MB more" in output
+    assert "weights/big needs 72 MB more" in output
     assert "sglang_root" in output
     assert hub.server.stats["get"] == 0
     assert mirror.tree(host, A, SMALL) == before
     # Predicting says the same.
-    assert "needs 72.0 MB more" in mirror.fetch(host, hub, B, "--check", rc=2, sglang_root=SMALL)
+    assert "needs 72 MB more" in mirror.fetch(host, hub, B, "--check", rc=2, sglang_root=SMALL)
     # A revision that nothing names makes room, and check mode knows it.
     predicted = mirror.fetch(host, hub, B, "--check", sglang_root=SMALL, model_weights_keep=0)
     assert mirror.changed(predicted) == 2
@@ -172,7 +172,7 @@ def test_revisions_that_nothing_names_go(host, hub):
         assert mirror.changed(predicted) == 1
         assert f"{old}  0 B  (unfinished, and nobody came back for 9 days)" in predicted
         predicted = mirror.fetch(host, hub, C, "--check", "--diff", model_weights_keep=0)
-        assert f"{mirror.home()}/{B}  72.0 MB  (nothing names it)" in predicted
+        assert f"{mirror.home()}/{B}  72 MB  (nothing names it)" in predicted
         assert faults.sh(host, f"ls {mirror.home()}").split() == [A, B, C, f"{'d' * 40}.partial"]
         assert mirror.changed(mirror.fetch(host, hub, C, model_weights_keep=0)) == 1
         assert faults.sh(host, f"ls {mirror.home()}").split() == [A, C]

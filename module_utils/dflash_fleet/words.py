@@ -1,0 +1,20 @@
+"""How figures are written for people: one way everywhere; pure."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as disks are sold and `df -H` shows them: `610 GB`, `6.1 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 10 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as `m:ss`, or `h:mm:ss` from an hour on; nothing below zero."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
