@@ -13,7 +13,7 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import canary, front_door, ladder, preflight, rollout, status
+from ansible.module_utils.dflash_fleet import canary, front_door, ladder, preflight, rollout, status, words
 
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
@@ -54,6 +54,7 @@ class FilterModule:
             "sglang_failure_text": rollout.failure_text,
             "sglang_summary_as_is": ladder.summary_as_is,
             "sglang_summary_waiting": ladder.summary_waiting,
+            "sglang_why": words.why,
             "sglang_status": status.document,
             "sglang_status_text": status.text,
             "sglang_preflight": preflight.fleet_report,

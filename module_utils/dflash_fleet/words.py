@@ -1,6 +1,9 @@
-"""How figures are written for people: one way everywhere; pure."""
+"""How figures and failures are written for people: one way everywhere; pure."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 
 def size(count: float) -> str:
@@ -18,3 +21,10 @@ def clock(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, secs = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def why(result: Mapping[str, Any], otherwise: str = "failed, see above") -> Any:
+    """The message of a failed task's result, text or a list of lines as it is; of a loop, whose own message is only
+    that some items failed, that of the first one."""
+    items = [item for item in result.get("results") or () if isinstance(item, Mapping) and item.get("failed")]
+    return (items[0] if items else result).get("msg") or otherwise

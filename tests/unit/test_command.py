@@ -126,7 +126,8 @@ def test_plan_from_anywhere_says_what_the_checkout_says(installed, tmp_path):
     here = run(str(Path(sys.executable).parent / "ansible-playbook"), "playbooks/plan.yml", *PLAN, cwd=ROOT)
     assert there.returncode == here.returncode == 0, there.stdout + there.stderr + here.stdout
     assert "86 tok/s" in there.stdout
-    assert there.stdout == here.stdout
+    # Hosts answer in an order of their own.
+    assert sorted(there.stdout.splitlines()) == sorted(here.stdout.splitlines())
     assert list(tmp_path.iterdir()) in ([], [tmp_path / ".ansible"])
 
 

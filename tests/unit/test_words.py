@@ -1,4 +1,4 @@
-"""How figures are written for people."""
+"""How figures and failures are written for people."""
 
 from __future__ import annotations
 
@@ -19,3 +19,24 @@ def test_size(count, text):
 )
 def test_clock(seconds, text):
     assert words.clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"msg": "no room"}, "no room"),
+        ({"msg": ["one", "two"]}, ["one", "two"]),
+        ({"failed": True}, "failed, see above"),
+        ({"msg": "", "results": []}, "failed, see above"),
+        (
+            {
+                "msg": "One or more items failed",
+                "results": [{"msg": "fetched"}, {"failed": True, "msg": "no room"}, {"failed": True, "msg": "no hub"}],
+            },
+            "no room",
+        ),
+        ({"msg": "One or more items failed", "results": [{"failed": True}]}, "failed, see above"),
+    ],
+)
+def test_why(result, text):
+    assert words.why(result) == text
