@@ -65,7 +65,7 @@ def test_the_token_is_nowhere_to_be_found(host, hub):
         output = mirror.ended(run)
     assert run.returncode == 0, output
     assert mirror.TOKEN not in output
-    line = rf"^{mirror.HOST}  0:\d\d  weights/big  [ \d]\d %  \d+\.\d MB of 72\.0 MB  \d"
+    line = rf"^{mirror.HOST}  0:\d\d  weights/big  [ \d]\d %  [\d.]+ [kM]?B of 72 MB  \d"
     assert re.search(line, output, re.M), output
     assert hub.server.stats["authorized"] > 0
     assert engine.grep(host, mirror.TOKEN, look) == []
