@@ -103,12 +103,13 @@ from ansible.module_utils.dflash_fleet import (
     units,
     verdict,
     watch,
+    words,
 )
 
 PARTS = (
     causes, deployed, diagnosis, gate, hostfacts, journal, ladder, measures, own_log, phases, prober, redact,
     redacting_logs, release, release_options, releases, remedies, reports, runfacts, state, textfile, tracebacks, units,
-    verdict, watch,
+    verdict, watch, words,
 )  # fmt: skip
 FILES = {
     "supervisor.py": supervisor,
