@@ -92,6 +92,11 @@ held:
   type: list
   elements: str
   returned: state is in
+unknown:
+  description: Addresses that are none of this router's workers; nothing was done about them.
+  type: list
+  elements: str
+  returned: state is out or in
 waiting:
   description: New addresses that do not answer yet.
   type: list
@@ -143,7 +148,7 @@ def rotate(module: AnsibleModule) -> dict[str, Any]:
         if wish["state"] == "members":
             raise
         # A host of the group that role sglang_router has not come to yet; it asks every engine when it does.
-        return {"changed": False, "urls": [], "held": []}
+        return {"changed": False, "urls": [], "held": [], "unknown": []}
     drained = door.drained()
     if wish["state"] == "members":
         if module.check_mode:
@@ -151,15 +156,16 @@ def rotate(module: AnsibleModule) -> dict[str, Any]:
         ask = drain.asker(door.worker_key)
         found = door.members(urls, lambda url: drain.answers(url, ask), wish["timeout"])
         return {"changed": any(found.values()), **found}
-    urls = [url for url in urls if url in door.workers()]
+    unknown = [url for url in urls if url not in door.workers()]
+    urls = [url for url in urls if url not in unknown]
     if wish["state"] == "out":
-        forecast = [url for url in urls if url not in drained]
+        forecast = [url for url in urls if url not in drained or drained[url]["by"] not in (drain.PERSON, by)]
         left = forecast if module.check_mode else door.out(urls, by, wish["timeout"])
-        return {"changed": bool(left), "urls": left}
+        return {"changed": bool(left), "urls": left, "unknown": unknown}
     held = door.held(urls, by)
     forecast = [url for url in urls if url in drained and url not in held]
     joined = forecast if module.check_mode else door.join(urls, by, wish["timeout"])
-    return {"changed": bool(joined), "urls": joined, "held": held}
+    return {"changed": bool(joined), "urls": joined, "held": held, "unknown": unknown}
 
 
 def main() -> None:

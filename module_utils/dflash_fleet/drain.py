@@ -36,6 +36,10 @@ class DrainError(Exception):
     """What stands in the way, for a person."""
 
 
+class Refused(DrainError):
+    """The engine runs with another key, which waiting does not change."""
+
+
 class NoRouter(DrainError):
     """Role sglang_router has not been on this host."""
 
@@ -49,7 +53,7 @@ def asker(key: str = "", timeout: float = 5, certificate: str = "") -> Ask:
     if certificate:
         context = ssl.create_default_context(cafile=certificate)
         context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.verify_flags |= getattr(ssl, "VERIFY_X509_PARTIAL_CHAIN", 0x80000)  # named from Python 3.10 on
         handlers.append(urllib.request.HTTPSHandler(context=context))
     opener = urllib.request.build_opener(*handlers)
 
@@ -99,7 +103,7 @@ def load_of(engine: str, ask: Ask) -> tuple[int, int] | None:
         except OSError as problem:
             raise DrainError(f"{engine} does not answer: {problem}") from None
         if status in (401, 403):
-            raise DrainError(f"{engine} refuses the key (HTTP {status})")
+            raise Refused(f"{engine} runs with another key (HTTP {status})")
         counts = requests_in(answer) if status == 200 else None
         if counts is not None:
             return counts
@@ -124,6 +128,9 @@ def wait_idle(engines: list[str], ask: Ask, timeout: float, pause: float = 0.5) 
         for engine in engines:
             try:
                 counts = load_of(engine, ask) or (0, 0)
+            except Refused as error:
+                seconds = round(time.monotonic() - begun, 1)
+                return {"idle": False, "running": 0, "queued": 0, "seconds": seconds, "problem": str(error)}
             except DrainError as error:  # a busy engine may miss one look
                 problem = str(error)
                 continue
@@ -241,7 +248,7 @@ class Door:
             raise
 
     def out(self, urls: list[str], by: str, timeout: float = 60) -> list[str]:
-        """Take addresses out, now and for every later start of the router; returns those that were in until now.
+        """Take addresses out, now and for every later start of the router; returns those of which that is news.
 
         An address that this router is not for is left alone, here and below.
         """

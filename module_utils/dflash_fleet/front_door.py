@@ -22,7 +22,7 @@ def engine_hosts(groups: Mapping[str, Sequence[str]]) -> list[str]:
 def problems(wish: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why a router cannot stand before these engines as asked.
 
-    `wish`: {host, own, key, certificate, certificate_key}; `own` are the router's own names in the inventory.
+    `wish`: {host, port, own, key, certificate, certificate_key}; `own` are the router's own names in the inventory.
     `workers`: [{host, instance, url, key, model}].
     """
     found = []
@@ -33,6 +33,10 @@ def problems(wish: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> l
         found.append(
             f"sglang_router_host: {wish['host']} is {reach} and no sglang_api_key is set; set a key (from a vault), or "
             "write a private address or 127.0.0.1"
+        )
+    if int(wish["port"]) < 1024:
+        found.append(
+            f"sglang_router_port: {wish['port']} is below 1024, which only root may listen on; write a higher one"
         )
     if bool(wish["certificate"]) != bool(wish["certificate_key"]):
         found.append("sglang_router_tls_certificate and sglang_router_tls_key belong together: set both, or neither")

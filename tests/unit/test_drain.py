@@ -100,6 +100,19 @@ def test_the_limit_says_what_was_left() -> None:
     assert (found["idle"], found["running"]) == (False, 2)
 
 
+def test_an_engine_with_another_key_is_not_waited_for() -> None:
+    asked: list[str] = []
+
+    def ask(_: str, address: str, __: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        asked.append(address)
+        return 401, None
+
+    found = drain.wait_idle(["http://a"], ask, 60, pause=0)
+    assert not found["idle"]
+    assert found["problem"] == "http://a runs with another key (HTTP 401)"
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(("reason", "idle"), [(ConnectionRefusedError(), True), (TimeoutError("timed out"), False)])
 def test_only_an_engine_that_is_down_counts_as_idle_without_an_answer(reason: OSError, idle: bool) -> None:
     def ask(*_: Any) -> tuple[int, Any]:

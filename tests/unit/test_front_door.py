@@ -52,7 +52,7 @@ def test_an_instance_that_is_replaced_is_known_by_its_release(host, instance, re
     assert FILTERS.sglang_worker_url(host, hostvars, DEFAULTS, instance, release) == url
 
 
-WISH = {"host": "10.0.0.9", "own": ["r1"], "key": False, "certificate": "", "certificate_key": ""}
+WISH = {"host": "10.0.0.9", "port": 8000, "own": ["r1"], "key": False, "certificate": "", "certificate_key": ""}
 WORKER = {"host": "gpu-01", "instance": "main", "url": "http://10.0.0.1:30000", "key": False}
 
 
@@ -65,6 +65,8 @@ WORKER = {"host": "gpu-01", "instance": "main", "url": "http://10.0.0.1:30000", 
         ({"host": "0.0.0.0", "key": True}, {"key": True}, None),
         ({"host": "8.8.8.8"}, {}, "a public address"),
         ({"host": "router.example"}, {}, "no IP address"),
+        ({"port": 443}, {}, "sglang_router_port: 443 is below 1024"),
+        ({"port": "8443"}, {}, None),
         ({"certificate": "/c"}, {}, "belong together"),
         ({"certificate": "/c", "certificate_key": "/k"}, {}, None),
         ({}, {"url": "http://127.0.0.1:30000"}, "gpu-01 (instance main) listens on loopback"),
