@@ -96,10 +96,12 @@ def test_rules_that_prometheus_refuses_are_put_back():
     monitor = controller.scenario_host(__file__, "monitor-01")
     before = engine.sudo(monitor, "cat /etc/prometheus/dflash-fleet/rules.yml")
     wrong = json.dumps({"sglang_monitoring_labels": {"not-a-label": "x"}})
-    controller.play(
+    output = controller.play(
         __file__, "playbooks/monitoring.yml", "-e", SETTINGS, "-e", wrong, "-l", "monitor-01,rehearsal-01",
         "--tags", "sglang_monitoring_configure", rc=2,
     )
+    assert "promtool check" in " ".join(output.split()), output
+    assert "not-a-label" in output
     assert engine.sudo(monitor, "cat /etc/prometheus/dflash-fleet/rules.yml") == before
     assert monitor.service("prometheus").is_running
 
@@ -111,6 +113,10 @@ def test_a_prometheus_of_somebody_else_is_left_alone():
     output = controller.play(__file__, "playbooks/monitoring.yml", "-e", SETTINGS, "-l", "monitor-01", rc=2)
     assert "set sglang_monitoring_install to false" in " ".join(output.split())
     assert engine.sudo(monitor, f"cat {path}") == "global: {}\n"
+    edited = "# Sample config for Prometheus.\\nglobal: {}\\n"
+    engine.sudo(monitor, f"printf '{edited}' > {path}")
+    controller.play(__file__, "playbooks/monitoring.yml", "-e", SETTINGS, "-l", "monitor-01", rc=2)
+    assert engine.sudo(monitor, f"cat {path}").splitlines()[1] == "global: {}"
     engine.sudo(monitor, f"mv /root/ours {path}")
 
 
