@@ -19,7 +19,6 @@ requirements: []
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "module_u
 if _OURS not in _module_utils.__path__:
     _module_utils.__path__.append(_OURS)
 
-from ansible.module_utils.dflash_fleet import plan, rollout, rollout_record, rollout_report
+from ansible.module_utils.dflash_fleet import plan, rollout, rollout_record, rollout_report, words
 
 COLUMNS = ("host", "instance", "engine", "profile", "state", "ready in", "accept", "what happened")
 
@@ -118,7 +117,8 @@ class CallbackModule(CallbackBase):
         self._flush()
 
     def _failed_task(self, result: Any, word: str) -> tuple[Any, Any]:
-        lines = str(result.result.get("msg") or "").strip().splitlines()
+        said = words.why(result.result, "")
+        lines = (said if isinstance(said, str) else "\n".join(map(str, said))).strip().splitlines()
         self.reasons[result.host.get_name()] = f"{word}: {lines[0]}" if lines else word
         return result.host, result.result
 
@@ -196,4 +196,4 @@ class CallbackModule(CallbackBase):
         named = [os.path.relpath(source) if os.path.exists(source) else source for source in sources]
         # The command `dflash-fleet` says how it was called.
         command = os.environ.get("DFLASH_FLEET_COMMAND", "").split() or ["ansible-playbook", self.playbook]
-        return rollout.rerun(command, named, sys.argv[1:], hosts)
+        return rollout.rerun(command, named, context.CLIARGS.get("extra_vars") or (), hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ if _MODULE_UTILS not in ansible.module_utils.__path__:
 
 from ansible.module_utils.dflash_fleet import canary, front_door, ladder, preflight, rollout, status, words
 
+# Where the inventory can say `auto`.
+PROFILES = ("sglang_profile", "sglang_instances", "sglang_standby_profiles")
+
 
 def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -> dict[str, Any]:
     """{host: its value of a variable, or {}}, in the order of `hosts`."""
@@ -23,8 +27,11 @@ def of_hosts(hosts: Iterable[str], hostvars: Mapping[str, Any], variable: str) -
 
 def wish_digest(variables: Mapping[str, Any]) -> str:
     """The digest of a host's wish; see rollout.wish_digest. None where a benchmark on file decides what it is."""
-    instances = variables.get("sglang_instances") or []
-    if "auto" in [variables.get("sglang_profile"), *(item.get("profile") for item in instances)]:
+    try:
+        profiles = json.dumps([variables.get(name) for name in PROFILES], default=str)
+    except Exception:  # templating fails in as many ways as there are filters
+        return ""
+    if '"auto"' in profiles:
         return ""
     return rollout.wish_digest(variables, Path(_MODULE_UTILS).parent)
 

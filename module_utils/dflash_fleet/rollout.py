@@ -117,19 +117,17 @@ def lost(state: Mapping[str, Any], worse: Mapping[str, Sequence[str]] | None = N
 
 
 def rerun(
-    command: Sequence[str], inventories: Sequence[str], arguments: Sequence[str], hosts: Sequence[str]
+    command: Sequence[str], inventories: Sequence[str], variables: Sequence[str], hosts: Sequence[str]
 ) -> str:
-    """The command that finishes `hosts`; `arguments` are those of the run that did not."""
+    """The command that finishes `hosts`; `variables` are those of the command line of the run that did not."""
     words = list(command)
     for source in inventories:
         words += ["-i", source]
     words += ["-l", ",".join(hosts)]
-    for position, word in enumerate(arguments):
-        # Variables of the command line belong to the wish; one that may hold a secret is left to the person.
-        if word in ("-e", "--extra-vars") and position + 1 < len(arguments):
-            value = arguments[position + 1]
-            secret = any(part in value.lower() for part in ("key", "token", "password"))
-            words += ["-e", "..." if secret else value]
+    for value in variables:
+        # They belong to the wish; one that may hold a secret is left to the person.
+        secret = any(part in value.lower() for part in ("key", "token", "password", "secret", "webhook"))
+        words += ["-e", "..." if secret else value]
     return shlex.join(words)
 
 

@@ -208,7 +208,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     found = []
     try:
         lines = (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # not there, or another person's: this rollout has a report of its own
         return []
     for line in lines:
         try:

@@ -54,7 +54,6 @@ _FILES = {
     "return": "return",
     "rollback": "return",
     "soak": "soak",
-    "soak_look": "soak",
     "leave": "drain",
     "join": "join",
     "stay": "join",
