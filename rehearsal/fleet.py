@@ -75,6 +75,7 @@ PODMAN_OWN_PROCESS_LIMIT = 32768
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PREREQUISITES = {
+    "dpkg-scanpackages": "dpkg-dev",
     "podman": "podman",
     "runc": "runc",
     "netavark": "netavark",

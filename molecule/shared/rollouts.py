@@ -183,10 +183,10 @@ class Faults(Fleet):
         """From now on the other wish."""
         self.length_wanted = self.LENGTHS[1 - self.LENGTHS.index(self.length_wanted)]
 
-    def ends_as_if_nothing_had_happened(self, *names: str, length: int = 0) -> None:
+    def ends_as_if_nothing_had_happened(self) -> None:
         """The same end as without the fault: releases, units, files, and an engine that answers."""
-        for name in names or self.names:
-            assert end_state(self.host(name)) == self.known[length or self.length_wanted][name], name
+        for name in self.names:
+            assert end_state(self.host(name)) == self.known[self.length_wanted][name], name
             assert engine.generate(self.host(name), "still there?", 4)["text"]
         self.all_serve_and_nobody_holds_them()
 

@@ -1,4 +1,4 @@
-"""What role sglang_service installs on a host works there by itself: every module that one of them imports comes along."""
+"""What role sglang_service installs on a host works there by itself: whatever one of its modules imports is there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", sorted(part.__name__.rpartition(".")[2] for part in sglang_support.PARTS))
 def test_every_part_is_imported_from_what_is_installed(installed: Path, name: str) -> None:
-    command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); import dflash_fleet.{name}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    program = f"import sys; sys.path.insert(0, {str(installed)!r}); import dflash_fleet.{name}"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

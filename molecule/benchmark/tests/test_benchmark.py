@@ -84,16 +84,17 @@ def before():
 
 
 def test_the_incidents_conclusions(before):
-    # EP4 is 2.5 % above EP8: on a busy machine that is a tie, of which the first is taken.
-    few = [EP4, TP8] if BEGINNING else [EP4, EP8, TP8, INCIDENT]
-    output = sweep(*few, sglang_benchmark_repeats=2 if BEGINNING else 3)
+    # On a busy machine what differs by a few per cent is a tie, of which the first is taken: EP4 before EP8, which it
+    # beats by 2.5 % at its peak, and TP8 before EP4 where there is no EP8.
+    few = [TP8, EP4] if BEGINNING else [EP4, EP8, TP8, INCIDENT]
+    output = sweep(*few, sglang_benchmark_repeats=3)
     assert what_serves() == before
     assert "REHEARSAL: these figures were played" in output
     # With its drafter EP8 wanders most; the figures themselves are compared in unit tests.
-    assert re.search(r"a single stream: tp8, \d\d\.\d tok/s at 1(, .* over ep|; a tie with ep8\+)", output), output
+    assert re.search(r"a single stream: tp8, \d\d\.\d tok/s at 1(, .* over ep|; a tie with ep)", output), output
     assert re.search(r"peak throughput: ep4, \d+ tok/s at 64(, .* over (ep8|tp8)|; a tie with ep8)", output), output
     found = records()
-    assert len(found) == len(few) * 2 * (2 if BEGINNING else 3)
+    assert len(found) == len(few) * 2 * 3
     assert {record["errors"] for record in found} == {0}
     assert all(record["output_tokens"] == record["requests"] * 48 for record in found), "the server's own count"
     single = [r["output_throughput"] for r in found if r["candidate"] == "tp8" and r["concurrency"] == 1]

@@ -1,8 +1,7 @@
-"""A second hub for what goes wrong, and what of the scenario every change must pass."""
+"""A second hub, for what goes wrong."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 
@@ -11,8 +10,6 @@ import faults
 import mirror
 import pytest
 
-# ONLY=beginning: the part that `make test` runs.
-collect_ignore = ["test_interrupted.py"] if os.environ.get("ONLY") == "beginning" else []
 sys.dont_write_bytecode = True
 
 
