@@ -147,7 +147,7 @@ def _measured(request: dict[str, Any], given: Mapping[str, Any], host: str) -> d
     if answer["best"] is None:
         return {**request, "measured": answer["why"]}
     said = f"{answer['best']}, measured on {', '.join(answer['hosts'])} ({bench_report.conclusion(answer)})"
-    return {**bench.overlaid(request, answer["overlay"]), "measured": said}
+    return {**bench.overlaid(request, {"profile": answer["profile"], **answer["overlay"]}), "measured": said}
 
 
 def _fallback_errors(names: Any) -> list[tuple[str, str]]:

@@ -207,8 +207,12 @@ def by_engine(module: AnsibleModule, folder: str) -> dict[str, Any]:
             text = wanted["prompts"][number % len(wanted["prompts"])]
             turns = [{"content": text}, {"content": "an answer of four tokens at the least"}]
             stream.write(json.dumps({"conversations": turns}) + "\n")
+    # The tool knows no limit for a request: at worst every round of them takes the whole time.
+    limit = wanted["timeout"] * -(-requests // wanted["concurrency"]) + 300
+    tool = NAMES[out.strip() == "1"]
     command = [
-        python, "-m", NAMES[out.strip() == "1"], "--backend", "sglang", "--base-url", wanted["url"],
+        "timeout", "--kill-after=10", str(limit),
+        python, "-m", tool, "--backend", "sglang", "--base-url", wanted["url"],
         "--dataset-name", "custom", "--dataset-path", prompts, "--num-prompts", str(requests),
         "--sharegpt-output-len", str(wanted["max_tokens"]), "--max-concurrency", str(wanted["concurrency"]),
         "--model", wanted["tokenizer"], "--served-model-name", wanted["model"], "--tokenizer", wanted["tokenizer"],
@@ -219,7 +223,8 @@ def by_engine(module: AnsibleModule, folder: str) -> dict[str, Any]:
     key = {"OPENAI_API_KEY": wanted["api_key"]} if wanted["api_key"] else {}
     code, out, err = module.run_command(command, environ_update={**environment, **key})
     if code != 0:
-        module.fail_json(msg=f"{command[2]} ended with {code}: {(err or out).strip()[-800:]}")
+        said = f"did not end within {limit} s" if code in (124, 137) else f"ended with {code}"
+        module.fail_json(msg=f"{tool} {said}: {(err or out).strip()[-800:]}")
     with open(output, encoding="utf-8") as stream:
         line = json.loads(stream.readlines()[-1])
     return bench.from_bench_serving(line, requests, wanted["max_tokens"])

@@ -72,18 +72,26 @@ def look(
             continue
         with connection, connection.makefile("rb") as stream:
             connection.settimeout(ANSWER)
-            _say(connection, {"key": key})
-            while True:
+            try:
+                _say(connection, {"key": key})
                 message = _hear(stream)
+            except (OSError, Died) as error:  # it may just have been ending
+                if time.monotonic() > patience:
+                    raise Died(str(error))
+                time.sleep(0.1)
+                continue
+            while True:
                 if "other" in message:
                     if time.monotonic() > patience:
                         raise Busy
                     break  # where nobody follows it, it has stopped for us
                 if "result" in message:
-                    _say(connection, {"taken": True})
+                    with contextlib.suppress(OSError):  # it ends without our thanks too
+                        _say(connection, {"taken": True})
                     return True, message["result"]
                 if time.monotonic() >= deadline:
                     return False, message["state"]
+                message = _hear(stream)
         time.sleep(0.1)
 
 

@@ -302,7 +302,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", revision)
         self.send_header("ETag", f'"{entry["sha256"] or entry["sha1"]}"')
         self.end_headers()
-        if self.command == "GET":
+        if self.command == "GET" and end > start:
             try:
                 self.connection.sendfile(stream, start, end - start)
             except OSError:  # the other host is gone, or takes nothing any more
