@@ -29,6 +29,7 @@ class Mock:
     def __init__(self, gap: float, tokens_a_chunk: int) -> None:
         self.gap, self.chunk = gap, tokens_a_chunk
         self.gaps: list[float] = []  # s per token
+        self.between: list[float] = []  # s per chunk
         self.tokens = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,6 +46,7 @@ class Mock:
             now = time.perf_counter()
             if last:
                 self.gaps += [(now - last) / new] * new
+                self.between.append(now - last)
             last = now
             # Paces are kept over the whole answer: a late token is followed by an early one, as from a busy engine.
             due += self.gap * min(self.chunk, limit - done)
@@ -67,7 +69,7 @@ async def serve(gap: float, chunk: int) -> None:
     server = await asyncio.start_server(mock.answer, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    print(json.dumps({"gaps": mock.gaps, "tokens": mock.tokens}), flush=True)
+    print(json.dumps({"gaps": mock.gaps, "between": mock.between, "tokens": mock.tokens}), flush=True)
 
 
 def case(streams: int, rate: float, tokens: int, chunk: int) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def case(streams: int, rate: float, tokens: int, chunk: int) -> dict[str, Any]:
         **{f"p{p}": ordered[max(0, -(-p * len(ordered) // 100) - 1)] * 1000 for p in (50, 90, 99)},
     }
     measured = {name: client["itl_ms"][name] for name in wanted}
-    chunks = statistics.fmean(ordered) * 1000 * chunk
+    chunks = statistics.fmean(truth["between"]) * 1000
     return {
         "tokens_a_chunk": chunk,
         "requests_ok": client["ok"],

@@ -19,8 +19,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "module_utils"))
+sys.path.insert(0, str(ROOT / "rehearsal"))
 
-from dflash_fleet import venvs  # noqa: E402 - found by the line above
+import fleet  # noqa: E402 - found by the lines above
+from dflash_fleet import venvs  # noqa: E402
 
 LOCKS = ROOT / "roles/sglang_venv/files/locks"
 PARTS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "pip")
@@ -46,6 +48,8 @@ def unit_path(environment: Path) -> str:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the compiler's packages of the newest lock, made as on a host."""
+    if shutil.which("c++") is None:
+        fleet.apt_install(["g++"])
     folder = tmp_path_factory.mktemp("toolkit")
     requirements = "".join(
         f"{one.name}=={one.version} " + " ".join(f"--hash=sha256:{digest}" for digest in one.hashes) + "\n"

@@ -178,10 +178,12 @@ def test_the_engines_own_endpoint_says_tokens_and_accept_length() -> None:
 
 def test_a_chunk_of_several_tokens_is_several_tokens_apart() -> None:
     result, _ = against(answer(GENERATED), endpoint="generate", pause=0.06, requests=1)
-    # Gaps of 60 ms with 3 and 4 tokens in them.
-    assert 60 / 4 <= result["itl_ms"]["p50"] <= 100 / 3
-    assert 120 / 7 <= result["tpot_ms"]["p50"] <= 200 / 7
-    assert 8 / 0.6 <= result["request_tps"]["p50"] <= 8 / 0.18
+    # Gaps of 60 ms with 3 and 4 tokens in them, and of more on a busy machine.
+    assert result["itl_ms"]["p50"] >= 60 / 4
+    assert result["tpot_ms"]["p50"] >= 120 / 7
+    assert result["request_tps"]["p50"] <= 8 / 0.18
+    # Counted by chunks, a gap would be several times as long as it is for a token.
+    assert result["itl_ms"]["p50"] < result["e2e_ms"]["p50"] / 4
 
 
 def test_fixed_lengths_are_asked_for_on_every_endpoint() -> None:

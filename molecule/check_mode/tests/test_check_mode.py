@@ -151,13 +151,13 @@ DRIFTS = {
 
 
 def cases():
-    """{host: (variables, drifts)} of every round; each drift occurs at least once."""
+    """{host: (variables, drifts)} of every round after what the first one finds; each drift occurs at least once."""
     draw = random.Random(SEED)
     names = [name for name in DRIFTS if name != "nothing"]
     draw.shuffle(names)
     pending = [*names, *(draw.choice(list(DRIFTS)) for _ in range(CASES - len(names)))]
-    rounds = []
     last = {name: wish(draw) for name in HOSTS}
+    rounds = [{name: (last[name], []) for name in HOSTS}]
     for _ in range(ROUNDS):
         chosen = {}
         for name in HOSTS:
@@ -254,7 +254,9 @@ def unexplained(predicted, changed):
 
 @pytest.mark.parametrize("number", CHOSEN)
 def test_check_mode_predicts_what_the_run_changes(number, tmp_path):
-    chosen = cases()[number - 1]
+    earlier, chosen = cases()[number - 1 : number + 1]
+    if number - 1 not in CHOSEN:  # else that round has just left the hosts so
+        deploy(tmp_path, number - 1, {name: wanted for name, (wanted, _) in earlier.items()})
     on_hosts({name: "\n".join(DRIFTS[drift] for drift in drifts) for name, (_, drifts) in chosen.items()})
     wishes = {name: wanted for name, (wanted, _) in chosen.items()}
     before = listings(chosen)

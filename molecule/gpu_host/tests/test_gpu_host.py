@@ -16,18 +16,11 @@ import time
 
 import controller
 import pytest
+from faults import sh
 
 CONVERGE = "molecule/gpu_host/converge.yml"
 DRIVER = ["libcuda1", "nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-open", "nvidia-persistenced"]
 FIRST, LATER = "580.105.08", "580.173.02"
-
-
-def sh(host, command):
-    """Run as root; it must succeed."""
-    with host.sudo():
-        done = host.run(command)
-    assert done.rc == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def release(host, package="nvidia-open"):

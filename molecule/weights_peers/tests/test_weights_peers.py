@@ -68,14 +68,6 @@ def size(found):
     return sum(about[3] for about in found.values())
 
 
-def grep(host, secret, command):
-    """What a grep with `-f $P` finds; the secret stands in a file of the test alone."""
-    half = len(secret) // 2
-    write = f"printf '%s%s\\n' {secret[:half]} {secret[half:]} > $P"
-    script = f"P=/dev/shm/pattern; umask 077; {write}; {{ {command}; }} 2>/dev/null; rm -f $P"
-    return engine.sudo(host, script).split("\n")[:-1]
-
-
 def ask(host, url, token=""):
     """Status of a GET from `host`."""
     half = len(token) // 2
@@ -236,7 +228,7 @@ def test_server_that_is_killed_midway_and_secrets(hosts, hub):
             assert float(re.search(r": ([\d.]+) ", exposure)[1]) <= 2.0, exposure
         assert engine.sudo(last, f"systemctl show -P LoadState {UNIT}").strip() == "not-found"  # nobody asks it
         for host in hosts.values():
-            shown = grep(host, token, "grep -laF -f $P /proc/[0-9]*/cmdline /proc/[0-9]*/environ")
+            shown = engine.grep(host, token, "grep -laF -f $P /proc/[0-9]*/cmdline /proc/[0-9]*/environ")
             assert shown == []
         engine.sudo(second, f"systemctl kill --signal=KILL {UNIT}")
         assert shards(hosts[NAMES[2]], folder(root, partial=True)) < 32, "killed too late to prove anything"
@@ -249,9 +241,9 @@ def test_server_that_is_killed_midway_and_secrets(hosts, hub):
     for host in hosts.values():
         assert tree(host, f"{root}/models") == first
         nothing_left(host)
-        assert grep(host, token, "journalctl --no-pager --all -o export | grep -acF -f $P") == ["0"]
+        assert engine.grep(host, token, "journalctl --no-pager --all -o export | grep -acF -f $P") == ["0"]
         places = "/etc /home /opt /root /run /srv /tmp /usr/local /var"
-        assert grep(host, token, f"grep -rlaF -f $P {places} --exclude-dir=journal --exclude-dir=venvs") == []
+        assert engine.grep(host, token, f"grep -rlaF -f $P {places} --exclude-dir=journal --exclude-dir=venvs") == []
     assert token not in output
 
 
@@ -313,6 +305,8 @@ def test_play_that_fails(hosts, hub):
 def test_folder_instead_of_the_hub(hosts, hub):
     """A mounted folder of another host's models is copied and verified, and a flipped bit in it is found."""
     host = hosts[NAMES[0]]
+    # There already, unless this test runs alone.
+    controller.play(__file__, *settings(hub, "/var/lib/killed"), "-l", NAMES[0])
     hub.reset()
     engine.sudo(host, "mkdir -p /mnt/models && cp -a /var/lib/killed/models/. /mnt/models/")
     more = {"model_weights_source": "/mnt/models", "model_weights_hub_allowed": False}
