@@ -110,6 +110,7 @@ def test_a_host_is_drained_and_joins_without_a_lost_request(tmp_path):
 def test_what_a_person_has_drained_stays_out_through_restarts_and_deployments():
     FLEET.play("playbooks/drain.yml", "-l", FIRST)
     engine.sudo(router(), f"systemctl restart {ROUTER_UNIT}")
+    engine.sudo(router(), f"timeout 30 sh -c 'until ss -Hltn sport = :{traffic.PORT} | grep -q .; do sleep 0.2; done'")
     assert until(lambda: FLEET.rotation() == [SECOND, THIRD]), FLEET.rotation()
     with Traffic(__file__) as users:
         output = FLEET.deploy(*wish(sglang_rollout_batches=[1], sglang_context_length=4096), *LIMIT)
