@@ -44,7 +44,8 @@ def look(folder: Path, hosts: int, forks: int) -> dict[str, Any]:
     if status or text.count('"host": "gpu-') != hosts:
         raise SystemExit(text[-3000:])
     return {"hosts": hosts, "forks": forks, "seconds": round(seconds, 1), "controller_mib": memory,
-            "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "largest_process_mib": round(used.ru_maxrss / 1024, 1),
+            "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+            "largest_process_mib": round(used.ru_maxrss / 1024, 1),
             }  # fmt: skip
 
 
@@ -68,7 +69,9 @@ def main() -> int:
         "cores": os.cpu_count(),
         "few": few, "narrow": narrow, "wide": wide,
         "cpu_seconds_per_extra_host": round((narrow["cpu_seconds"] - few["cpu_seconds"]) / more, 3),
-        "largest_process_kib_per_extra_host": round(1024 * (narrow["largest_process_mib"] - few["largest_process_mib"]) / more),
+        "largest_process_kib_per_extra_host": round(
+            1024 * (narrow["largest_process_mib"] - few["largest_process_mib"]) / more
+        ),
         "mib_per_extra_fork": round((wide["controller_mib"] - narrow["controller_mib"]) / forks, 1),
     }))  # fmt: skip
     return 0

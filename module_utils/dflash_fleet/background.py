@@ -204,6 +204,9 @@ class Worker:
                 if not followed:
                     os._exit(0)
                 return
+            if self.taken.is_set():  # whoever comes now wants another run: this one is over
+                _say(connection, {"other": False})
+                return
             with self.lock:
                 self.watching += 1
             try:

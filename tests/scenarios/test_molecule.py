@@ -27,7 +27,13 @@ SHORT = {
     "weights": {"PYTEST_ADDOPTS": "-k test_beginning"},
 }
 # Those that are too long for one turn among the matrices, in parts that stand for themselves.
-PARTS = {"check_mode": [{"ROUNDS": "2,3"}, {"ROUNDS": "4,5"}]}
+PARTS = {
+    "check_mode": [{"ROUNDS": "2,3"}, {"ROUNDS": "4,5"}],
+    "rollout_hosts": [
+        {"PYTEST_ADDOPTS": "-k 'off or network'"},
+        {"PYTEST_ADDOPTS": "-k 'not off and not network'"},
+    ],
+}
 ALL = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
 LIMIT = 30 * 60  # seconds; a scenario that hangs must not take the others with it
 
@@ -39,7 +45,7 @@ def scenarios() -> list[object]:
     rest = [
         (name if name not in PARTS else f"{name}-{number}", name, settings)
         for name in ALL
-        for number, settings in enumerate(PARTS.get(name, [{}]), 2)
+        for number, settings in enumerate(PARTS.get(name, [{}]), 2 if name in SHORT else 1)
         if name not in CORE
     ]
     core = [pytest.param(name, name, {}, id=name) for name in CORE]
