@@ -944,7 +944,9 @@ def test_the_process_that_fetches_is_killed(slow: Bench) -> None:
 
 def test_a_run_with_other_settings_takes_over(slow: Bench) -> None:
     """Nobody follows the first one any more, so the second need not wait for it."""
+    slow.faults({**SLOW, "rate": 1 << 20})
     assert not watch(slow)["finished"]
+    assert not watch(slow, workers=2)["finished"]
     slow.faults()
     answer = to_the_end(slow, workers=2)
     assert answer["action"] == "fetch"
