@@ -21,8 +21,6 @@ SHORT = {
     "benchmark": {"BEGINNING": "1"},
     "check_mode": {"ROUNDS": "1"},
     "gpu_host": {"PYTEST_ADDOPTS": "-k 'newest_of or module_runs or journal_is'"},
-    # One profile after the other and back by systemd alone: no other core scenario changes a profile.
-    "profiles": {"PYTEST_ADDOPTS": "-k 'switching and (tp8 or ep8) or one_after or old_engine'"},
     "rollout": {"PYTEST_ADDOPTS": "-k test_front_door"},
     "weights": {"PYTEST_ADDOPTS": "-k test_beginning"},
 }
