@@ -134,7 +134,8 @@ def read(path):
     with open(path, "rb") as stream:
         return stream.read()
 def left_out(path):
-    return any(part in path for part in ("/state/reports", "/home/", "/cache/", "__pycache__", "/venvs/"))
+    parts = "/state/reports", "/state/crashes.json", "/home/", "/cache/", "__pycache__", "/venvs/"
+    return any(part in path for part in parts)
 places = [root, "/etc/sglang", "/usr/local/lib/dflash-fleet", *glob.glob("/etc/systemd/system/sglang-*")]
 files = {os.path.join(parent, name) for place in places for parent, _, names in os.walk(place) for name in names}
 files |= {place for place in places if os.path.isfile(place)} | set(glob.glob(root + "/venvs/*/.complete"))
