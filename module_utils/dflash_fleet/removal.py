@@ -62,10 +62,11 @@ def in_use(layout: state.Layout, names: Iterable[str]) -> set[Path]:
 
 
 def data_paths(layout: state.Layout, remaining: Iterable[str]) -> list[Path]:
-    """Environments and weights that no remaining instance names; all of them, caches too, when none remains."""
+    """Environments and weights that no remaining instance names; all, with caches and marks, when none remains."""
     left = list(remaining)
     if not left:
-        return [path for path in (layout.venvs(), layout.models(), layout.root / "cache") if _there(path)]
+        everything = (layout.venvs(), layout.models(), layout.root / "cache", layout.root / "state")
+        return [path for path in everything if _there(path)]
     used = in_use(layout, left)
     found = [layout.venv(name) for name in state.list_dirs(layout.venvs())]
     for repository in state.list_dirs(layout.models()):

@@ -245,7 +245,7 @@ def test_removal_lists_then_removes(on):
     assert on.service("sglang-a-tp4.service").is_running
     controller.play(__file__, play, "-e", "remove=a")
     assert installed(on) == []
-    assert engine.sudo(on, "ls /var/lib/sglang").split() == ["cache", "models", "venvs"]
+    assert engine.sudo(on, "ls /var/lib/sglang").split() == ["cache", "models", "state", "venvs"]
     assert not on.file("/etc/sglang").exists
     assert "changed=0" in controller.play(__file__, play, "-e", "remove=a")
     controller.play(__file__, play, "-e", "remove=all", "-e", "remove_data=true")
