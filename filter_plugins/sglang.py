@@ -19,7 +19,17 @@ _MODULE_UTILS = str(Path(__file__).resolve().parents[1] / "module_utils")
 if _MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_MODULE_UTILS)
 
-from ansible.module_utils.dflash_fleet import bench, bench_report, choice, ladder, plan, profiles, remedies, removal
+from ansible.module_utils.dflash_fleet import (
+    bench,
+    bench_report,
+    choice,
+    ladder,
+    plan,
+    profiles,
+    remedies,
+    removal,
+    words,
+)
 
 #: Keys of a request that an inventory gives as `sglang_<...>`, for the whole host or per instance.
 PER_INSTANCE = (
@@ -94,8 +104,7 @@ def sglang_place(
     known = hostvars[names[0]] if names[0] in hostvars else {}  # noqa: SIM401 - HostVars.get knows no default
     address = str(known.get("ansible_host") or names[0])
     rank = names.index(host) if host in names and len(set(names)) == len(names) else len(names)
-    shown = f"[{address}]" if ":" in address else address
-    return {"nnodes": len(names), "node_rank": rank, "dist_init_addr": f"{shown}:{port}"}
+    return {"nnodes": len(names), "node_rank": rank, "dist_init_addr": words.endpoint(address, port)}
 
 
 def sglang_requests(
@@ -366,8 +375,7 @@ def _worker_url(engine: Mapping[str, Any], facts: Mapping[str, Any], name: str) 
     address = str(engine["host"])
     if address in ("0.0.0.0", "::"):
         address = str(facts.get("ansible_host") or name)
-    shown = f"[{address}]" if ":" in address else address
-    return f"http://{shown}:{engine['port']}"
+    return f"http://{words.endpoint(address, engine['port'])}"
 
 
 def sglang_worker_url(

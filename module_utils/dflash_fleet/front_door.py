@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from . import gate, words
 from .profile_checks import reach_of
 
 # Inventory groups of hosts that serve the fleet and run no engine, unless another group names them too.
@@ -60,5 +61,4 @@ def problems(wish: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> l
 
 def own_address(release: Mapping[str, Any]) -> str:
     """Where an engine's own host reaches it; `release` is its release.json."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(str(release["host"]), str(release["host"]))
-    return f"http://{f'[{host}]' if ':' in host else host}:{release['port']}"
+    return f"http://{words.endpoint(gate.connect_host(str(release['host'])), release['port'])}"

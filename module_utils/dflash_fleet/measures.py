@@ -66,7 +66,7 @@ def families(
         passed = facts.get("ready") or {}
         if facts.get("serving") and passed.get("seconds") is not None:
             ready.append((label, float(passed["seconds"])))
-        length = passed.get("accept_length") or (passed.get("smoke") or {}).get("accept_length")
+        length = state.gate_accept_length(passed)
         if facts.get("serving") and length is not None:
             accept.append((label, float(length)))
     path, free, size = filesystem

@@ -6,9 +6,11 @@ that begin with dflash_fleet_ are our own (modules `reports` and `measures`), sm
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from . import words
+from .profile_checks import reach_of
 
 ENGINES = "dflash-fleet-engine"
 ROUTERS = "dflash-fleet-router"
@@ -17,27 +19,6 @@ JOBS = (ENGINES, ROUTERS, HOSTS)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Targets
-
-
-def _local(address: str) -> bool:
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def _any(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_unspecified
-    except ValueError:
-        return False
-
-
-def endpoint(address: str, port: Any) -> str:
-    """`10.0.0.1:30000`, `[::1]:30000`."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _option(resolved: Mapping[str, Any], name: str) -> bool:
@@ -60,14 +41,14 @@ def engine_targets(
             address = str(resolved["host"])
             if not _option(resolved, "--enable-metrics"):
                 why = "sglang_enable_metrics is false"
-            elif _local(address) and host != watcher:
+            elif reach_of(address) == "loopback" and host != watcher:
                 why = f"listens on {address} only; give sglang_host an address that Prometheus reaches (and a key)"
             if why:
                 left_out.append({"host": host, "instance": resolved["instance"], "why": why})
                 continue
-            if _any(address):
+            if reach_of(address) == "every interface":
                 address = str(facts["address"])
-            place = endpoint(address, resolved["port"])
+            place = words.endpoint(address, resolved["port"])
             found.append(
                 {
                     "targets": [place],
@@ -90,7 +71,8 @@ def engine_targets(
 def host_targets(hosts: Mapping[str, Mapping[str, Any]], port: int) -> list[dict[str, Any]]:
     """node_exporter of every host."""
     return [
-        {"targets": [endpoint(str(facts["address"]), port)], "labels": {"host": host}} for host, facts in hosts.items()
+        {"targets": [words.endpoint(str(facts["address"]), port)], "labels": {"host": host}}
+        for host, facts in hosts.items()
     ]
 
 
@@ -105,11 +87,12 @@ def router_targets(
     left_out: list[dict[str, str]] = []
     for name, facts in routers.items():
         address = str(facts["host"])
-        if _local(address) and name != watcher:
+        if reach_of(address) == "loopback" and name != watcher:
             why = f"its metrics are at {address} only; give sglang_router_metrics_host an address of the host"
             left_out.append({"host": name, "instance": "router", "why": why})
             continue
-        place = endpoint(str(facts["address"]) if _any(address) else address, facts["port"])
+        reached = str(facts["address"]) if reach_of(address) == "every interface" else address
+        place = words.endpoint(reached, facts["port"])
         found.append({"targets": [place], "labels": {"host": name}})
     return found + [{"targets": [str(place)], "labels": {}} for place in more], left_out
 

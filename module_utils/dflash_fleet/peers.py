@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from . import peer_server, snapshot
+from . import peer_server, snapshot, words
 
 # A model has about so many files; only the choice of the fan-out depends on it.
 TYPICAL_FILES = 64
@@ -134,8 +134,7 @@ def plan(
 
 
 def url(server: Mapping[str, Any]) -> str:
-    address = str(server["address"])
-    return f"http://[{address}]:{server['port']}" if ":" in address else f"http://{address}:{server['port']}"
+    return f"http://{words.endpoint(str(server['address']), server['port'])}"
 
 
 def sources(whole: Mapping[str, Any], host: str, name: str) -> list[str]:

@@ -747,6 +747,11 @@ def main_unit(instance: Mapping[str, Any]) -> dict[str, Any] | None:
     return failed[0] if failed else (units[0] if units else None)
 
 
+def gate_accept_length(ready: Mapping[str, Any]) -> float | None:
+    """What the gate saw, from an instance's ready.json, which has it at the top or below `smoke`."""
+    return ready.get("accept_length") or (ready.get("smoke") or {}).get("accept_length")
+
+
 def unit_word(unit: Mapping[str, Any]) -> str:
     """How a unit is that is not known to serve."""
     if unit["load_state"] == "not-found" and unit["active_state"] == "inactive":

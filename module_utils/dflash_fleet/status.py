@@ -62,7 +62,7 @@ def instance_row(host: str, name: str, facts: Mapping[str, Any]) -> dict[str, An
     serving = facts["condition"] in ("serving", "degraded")
     progress = facts.get("progress") or {}
     live = (facts.get("live") or {}) if serving else {}
-    gated = ready.get("accept_length") or (ready.get("smoke") or {}).get("accept_length")
+    gated = state.gate_accept_length(ready)
     return row(
         host,
         instance=name,

@@ -1,4 +1,4 @@
-"""How figures and failures are written for people: one way everywhere; pure."""
+"""How figures, addresses and failures are written: one way everywhere; pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 10 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def endpoint(address: str, port: Any) -> str:
+    """`10.0.0.1:30000`, `[::1]:30000`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def clock(seconds: float) -> str:
