@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support import ROOT, booted, environment
+from support import ROOT, environment, rehearsals
 from support.memory import Peak
 
 FLEET = "bench_rollout"
@@ -110,10 +110,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.hosts < 2:
         parser.error("--hosts: two at least, since one of them is measured alone")
-    lines = [f"  - {{name: rehearsal-{number:02d}, image: bookworm, groups: [rehearsal]}}\n"
-             for number in range(1, options.hosts + 1)]  # fmt: skip
-    with booted(FLEET, "hub: true\nhosts:\n" + "".join(lines)) as inventory:
-        (inventory / "group_vars").symlink_to(ROOT / "inventory/demo/group_vars")
+    with rehearsals(FLEET, options.hosts) as inventory:
         result = measure(inventory, options)
     print(json.dumps(result))
     return 0

@@ -34,3 +34,13 @@ def booted(fleet: str, spec: str) -> Iterator[Path]:
             yield inventory
         finally:
             subprocess.run([*command, "down", fleet], check=False)
+
+
+@contextlib.contextmanager
+def rehearsals(fleet: str, count: int) -> Iterator[Path]:
+    """The same of so many rehearsal hosts, with the demo's variables."""
+    hosts = [f"  - {{name: rehearsal-{number:02d}, image: bookworm, groups: [rehearsal]}}\n"
+             for number in range(1, count + 1)]  # fmt: skip
+    with booted(fleet, "hub: true\nhosts:\n" + "".join(hosts)) as inventory:
+        (inventory / "group_vars").symlink_to(ROOT / "inventory/demo/group_vars")
+        yield inventory
