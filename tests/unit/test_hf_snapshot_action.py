@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
+import action_run
 import plugins
 import pytest
 from ansible.errors import AnsibleConnectionFailure
@@ -19,36 +18,11 @@ def unfinished(step, seconds, done=0, total=0, rate=0, remaining=None):
     return {"finished": False, "changed": False, "path": "/m", "progress": shot}
 
 
-class Run:
-    """One task on one host, with the module's answers given: (answer, seconds it took)."""
+class Run(action_run.Run):
+    """One fetch."""
 
-    def __init__(self, monkeypatch, answers, terminal=True, args=None, async_val=0, **task_vars):
-        self.answers, self.calls, self.lines, self.clock = list(answers), [], [], 0.0
-        monkeypatch.setattr(plugin.slices, "ON_TERMINAL", terminal)
-        monkeypatch.setattr(plugin.slices.time, "monotonic", lambda: self.clock)
-        monkeypatch.setattr(plugin.slices.time, "sleep", self.tick)
-        monkeypatch.setattr(plugin.display, "display", lambda text, **_more: self.lines.append(text))
-        monkeypatch.setattr(plugin.ActionBase, "run", lambda *_args, **_more: {})
-        self.action = plugin.ActionModule.__new__(plugin.ActionModule)
-        self.action._task = SimpleNamespace(args=args or {"repo": "org/model"}, check_mode=False, async_val=async_val)
-        self.action._templar = SimpleNamespace(template=lambda value: value)
-        self.action._connection = SimpleNamespace(reset=lambda: None)
-        self.action._execute_module = self.execute
-        self.vars = {"inventory_hostname": "gpu-1", "ansible_play_hosts_all": ["gpu-1", "gpu-100"], **task_vars}
-
-    def tick(self, seconds):
-        self.clock += seconds
-
-    def execute(self, module_args, task_vars, wrap_async=False):
-        self.calls.append({**module_args, "_async": wrap_async})
-        answer, took = self.answers.pop(0)
-        self.clock += took
-        if isinstance(answer, Exception):
-            raise answer
-        return dict(answer)
-
-    def go(self):
-        return self.action.run(task_vars=self.vars)
+    def __init__(self, monkeypatch, answers, args=None, **more):
+        super().__init__(plugin, monkeypatch, answers, args or {"repo": "org/model"}, **more)
 
 
 def test_lines_of_a_long_fetch(monkeypatch):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
-from types import SimpleNamespace
 
+import action_run
+import plugins
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 from dflash_fleet import rollout_progress
 
-FILE = Path(__file__).resolve().parents[2] / "action_plugins" / "sglang_wait.py"
-spec = importlib.util.spec_from_file_location("sglang_wait_action", FILE)
-plugin = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(plugin)
+plugin = plugins.load("action_plugins/sglang_wait.py")
 
 
 def unfinished(phase, seconds, remaining=None, **progress):
@@ -47,47 +43,11 @@ READY = {
 }
 
 
-class Run:
-    """One task on one host, with the module's answers given."""
+class Run(action_run.Run):
+    """One wait."""
 
-    def __init__(self, monkeypatch, answers, args=None, terminal=True, check_mode=False, async_val=0, **task_vars):
-        self.answers = list(answers)
-        self.calls = []
-        self.lines = []
-        self.resets = 0
-        self.clock = 0.0
-        monkeypatch.setattr(plugin.slices, "ON_TERMINAL", terminal)
-        monkeypatch.setattr(plugin.display, "display", lambda text, **_more: self.lines.append(text))
-        monkeypatch.setattr(plugin.slices.time, "monotonic", lambda: self.clock)
-        monkeypatch.setattr(plugin.slices.time, "sleep", self.tick)
-        monkeypatch.setattr(plugin.ActionBase, "run", lambda *_args, **_more: {})
-        self.action = plugin.ActionModule.__new__(plugin.ActionModule)
-        self.action._task = SimpleNamespace(
-            args=args or {"unit": "x", "port": 1}, check_mode=check_mode, async_val=async_val
-        )
-        self.action._templar = SimpleNamespace(template=lambda value: value)
-        self.action._connection = SimpleNamespace(reset=self.reset)
-        self.action._execute_module = self.execute
-        self.vars = {"inventory_hostname": "gpu-1", "ansible_play_hosts_all": ["gpu-1", "gpu-100"], **task_vars}
-
-    def tick(self, seconds):
-        self.clock += seconds
-
-    def reset(self):
-        self.resets += 1
-
-    def execute(self, module_args, task_vars, wrap_async=False):
-        self.calls.append({**module_args, "_async": wrap_async})
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, tuple):
-            answer, took = answer
-            self.clock += took
-        if isinstance(answer, Exception):
-            raise answer
-        return dict(answer)
-
-    def go(self):
-        return self.action.run(task_vars=self.vars)
+    def __init__(self, monkeypatch, answers, args=None, **more):
+        super().__init__(plugin, monkeypatch, answers, args or {"unit": "x", "port": 1}, stays=True, **more)
 
 
 def test_slices_and_lines(monkeypatch):
