@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,14 @@ def play(test_file: str, playbook: str, *arguments: str, rc: int | None = 0, tim
     else:
         assert run.returncode == rc, f"exit code {run.returncode}\n{output}"
     return output
+
+
+def until(check: Callable[[], Any], seconds: float = 60, pause: float = 0.3) -> Any:
+    """What `check` says once that is true, or what it said last."""
+    end = time.monotonic() + seconds
+    while not (found := check()) and time.monotonic() < end:
+        time.sleep(pause)
+    return found
 
 
 def module(test_file: str, host: str, name: str, arguments: str, *more: str) -> str:

@@ -38,22 +38,23 @@ def row(output: str, name: str) -> str:
     return output.rpartition("SGLANG ***")[2].partition(f"\n{name} ")[2].splitlines()[0]
 
 
-def read_until(run: subprocess.Popen[str], marker: str, seconds: float = 120) -> str:
-    """Read a play's output until a line holds the marker; returns what was read."""
+def read_until(run: subprocess.Popen[str], marker: str, nth: int = 1, seconds: float = 120) -> str:
+    """Read a play's output until the nth line that holds the marker; returns what was read."""
     text, end = "", time.monotonic() + seconds
     assert run.stdout is not None
     for line in run.stdout:
         text += line
-        if marker in line:
+        nth -= marker in line
+        if not nth:
             break
         assert time.monotonic() < end, text
-    assert marker in text, text
+    assert not nth, text
     return text
 
 
-def kill_when(run: subprocess.Popen[str], marker: str) -> str:
-    """Kill a play and its workers when a line of its output holds the marker; returns what was read."""
-    text = read_until(run, marker)
+def kill_when(run: subprocess.Popen[str], marker: str, nth: int = 1) -> str:
+    """Kill a play and its workers at the nth line of its output that holds the marker; returns what was read."""
+    text = read_until(run, marker, nth)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     return text

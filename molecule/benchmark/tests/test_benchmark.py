@@ -9,11 +9,11 @@ import json
 import os
 import re
 import shutil
-import signal
 
 import controller
 import engine
 import pytest
+from rollouts import kill_when
 
 NAME = "rehearsal-01"
 UNIT = "sglang-main-ep8.service"
@@ -162,20 +162,6 @@ if not BEGINNING:
         assert "the key 'profil'" in output
         assert what_serves() == before
 
-    def kill_when(marker, nth=1):
-        """A sweep of two candidates that is killed, workers and all, when a line of its output shows the marker."""
-        wish = arguments(sglang_benchmark_candidates=[TP8, EP4], sglang_benchmark_concurrency=[4, 8])
-        run = controller.start(__file__, "playbooks/benchmark.yml", *wish, own_group=True)
-        text = ""
-        for line in run.stdout:
-            text += line
-            nth -= marker in line
-            if not nth:
-                break
-        assert not nth, text
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-
     ROLLBACK = ("playbooks/rollback.yml", {})
     AGAIN = ("playbooks/benchmark.yml", {"sglang_benchmark_candidates": [TP8], "sglang_benchmark_concurrency": [4]})
     DEPLOY = ("deploy-dflash.yml", {})
@@ -190,7 +176,8 @@ if not BEGINNING:
         ],
     )
     def test_a_sweep_that_was_killed_leaves_a_way_back(before, marker, nth, way_back):
-        kill_when(marker, nth)
+        wish = arguments(sglang_benchmark_candidates=[TP8, EP4], sglang_benchmark_concurrency=[4, 8])
+        kill_when(controller.start(__file__, "playbooks/benchmark.yml", *wish, own_group=True), marker, nth)
         on = host()
         assert on.file(f"{engine.ROOT}/main/state/trial.json").exists
         boot = engine.sudo(on, "ls /etc/systemd/system/multi-user.target.wants/ | grep ^sglang-")

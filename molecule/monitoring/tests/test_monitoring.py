@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 
 import controller
 import engine
 import pytest
 import starts
+from controller import until
 
 ENGINES = ("rehearsal-01", "rehearsal-02")
 SETTINGS = f"@{controller.ROOT}/molecule/monitoring/vars/settings.yml"
@@ -36,14 +36,6 @@ def query(expression):
     """By host the value of an expression."""
     found = prometheus("query", query=expression)["result"]
     return {item["metric"].get("host"): float(item["value"][1]) for item in found}
-
-
-def until(check, seconds=60):
-    """The first true answer of `check`, or the last one."""
-    deadline = time.monotonic() + seconds
-    while not (answer := check()) and time.monotonic() < deadline:
-        time.sleep(1)
-    return answer
 
 
 def firing():

@@ -6,12 +6,12 @@ import http.client
 import json
 import ssl
 import subprocess
-import time
 import urllib.request
 
 import engine
 import pytest
 import traffic
+from controller import until
 from rollouts import Fleet, recap, row, wish
 from traffic import DIRECTORY, ROUTER, ROUTER_UNIT, Traffic
 
@@ -30,14 +30,6 @@ def pace():
 
 def router():
     return FLEET.host(ROUTER)
-
-
-def until(check, seconds=15):
-    """What a check says once it says something that is true, or last."""
-    end = time.monotonic() + seconds
-    while not (found := check()) and time.monotonic() < end:
-        time.sleep(0.3)
-    return found
 
 
 def test_engines_join_after_their_gate_and_not_before():
@@ -111,7 +103,7 @@ def test_what_a_person_has_drained_stays_out_through_restarts_and_deployments():
     FLEET.play("playbooks/drain.yml", "-l", FIRST)
     engine.sudo(router(), f"systemctl restart {ROUTER_UNIT}")
     engine.sudo(router(), f"timeout 30 sh -c 'until ss -Hltn sport = :{traffic.PORT} | grep -q .; do sleep 0.2; done'")
-    assert until(lambda: FLEET.rotation() == [SECOND, THIRD]), FLEET.rotation()
+    assert until(lambda: FLEET.rotation() == [SECOND, THIRD], 15), FLEET.rotation()
     with Traffic(__file__) as users:
         output = FLEET.deploy(*wish(sglang_rollout_batches=[1], sglang_context_length=4096), *LIMIT)
     assert users.lost() == {}

@@ -15,6 +15,7 @@ from rollouts import UNIT, Faults, read_until, row
 # A dead host is noticed in seconds, not minutes: the rest of the run is what is looked at here.
 PATIENCE = {"sglang_wait_away": 10, "ansible_ssh_extra_args": "-o ServerAliveInterval=3 -o ServerAliveCountMax=3"}
 FLEET = Faults(__file__, sglang_rollout_batches=["100%"], **PATIENCE)
+TWO_BATCHES = {"sglang_rollout_batches": [1, "100%"]}
 HOSTS = FLEET.names
 FIRST, SECOND, THIRD, FOURTH = HOSTS
 
@@ -33,20 +34,19 @@ def drop_in(name, *lines):
     engine.sudo(FLEET.host(name), f"{change} && systemctl daemon-reload")
 
 
-def end_of(run):
-    """What a run printed to its end, and its exit code."""
+def disturbed(marker, disturb, **more):
+    """A rollout to the present wish in which something happens at a line with the marker: its output and exit code."""
+    run = FLEET.begin(*FLEET.arguments(**more))
+    text = read_until(run, marker)
+    disturb()
     output, _ = run.communicate(timeout=400)
-    return output, run.returncode
+    return text + output, run.returncode
 
 
 def test_off_before_its_turn():
     """Host powered off before its turn: the others go on, it is named with the command that finishes it."""
     FLEET.turn()
-    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
-    text = read_until(run, "rollout  batch 1 of 2")
-    FLEET.power_off(THIRD)
-    output, code = end_of(run)
-    output = text + output
+    output, code = disturbed("rollout  batch 1 of 2", lambda: FLEET.power_off(THIRD), **TWO_BATCHES)
     assert code == 4, output
     assert {FLEET.length(name) for name in (FIRST, SECOND, FOURTH)} == {FLEET.length_wanted}
     assert "unreachable" in row(output, THIRD)
@@ -60,11 +60,7 @@ def test_off_during_its_turn():
     """Host powered off during its turn, alone in its batch: no other host is touched."""
     FLEET.turn()
     before = FLEET.invocations(*HOSTS[1:])
-    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
-    text = read_until(run, "start | Wait until")
-    FLEET.power_off(FIRST)
-    output, code = end_of(run)
-    output = text + output
+    output, code = disturbed("start | Wait until", lambda: FLEET.power_off(FIRST), **TWO_BATCHES)
     assert code == 4, output
     assert FLEET.invocations(*HOSTS[1:]) == before
     for name in HOSTS[1:]:
@@ -78,11 +74,7 @@ def test_off_during_its_turn():
 def test_off_after_its_turn():
     """Host powered off after its turn: it comes back with what it was given."""
     FLEET.turn()
-    run = FLEET.begin(*FLEET.arguments(sglang_rollout_batches=[1, "100%"]))
-    text = read_until(run, "rollout  batch 2 of 2")
-    FLEET.power_off(FIRST)
-    output, code = end_of(run)
-    output = text + output
+    output, code = disturbed("rollout  batch 2 of 2", lambda: FLEET.power_off(FIRST), **TWO_BATCHES)
     assert code == 2, output
     assert f"{FIRST} had its turn and does not answer any more" in output
     assert re.search(rf"-l {FIRST} ", output)
@@ -97,14 +89,15 @@ def test_network_cut_while_loading():
     """Network cut (ip link down) while it loads, for 20 s: the same run goes on."""
     FLEET.turn()
     starts.set_pace(FLEET.host(SECOND), pace=0.1)
+
+    def cut():
+        FLEET.inside(SECOND, "ip", "link", "set", "eth0", "down")
+        time.sleep(20)
+        FLEET.inside(SECOND, "ip", "link", "set", "eth0", "up")
+
     more = {"sglang_wait_away": 120, "sglang_wait_progress": "always"}
-    run = FLEET.begin(*FLEET.arguments(**more))
-    text = read_until(run, "start | Wait until")
-    FLEET.inside(SECOND, "ip", "link", "set", "eth0", "down")
-    time.sleep(20)
-    FLEET.inside(SECOND, "ip", "link", "set", "eth0", "up")
-    output, code = end_of(run)
-    assert code == 0, text + output
+    output, code = disturbed("start | Wait until", cut, **more)
+    assert code == 0, output
     FLEET.ends_as_if_nothing_had_happened()
     FLEET.fail_where(SECOND)
 
@@ -113,11 +106,8 @@ def test_network_cut_while_loading():
 def test_disk_full(marker):
     """Disk full at {marker!r}: that host fails, the others finish."""
     FLEET.turn()
-    run = FLEET.begin(*FLEET.arguments())
-    text = read_until(run, marker)
-    FLEET.inside(FOURTH, "sh", "-c", f"dd if=/dev/zero of={engine.ROOT}/filler bs=64k 2>/dev/null; true")
-    output, code = end_of(run)
-    output = text + output
+    fill = ("sh", "-c", f"dd if=/dev/zero of={engine.ROOT}/filler bs=64k 2>/dev/null; true")
+    output, code = disturbed(marker, lambda: FLEET.inside(FOURTH, *fill))
     assert code == 2, output
     assert "No space left on device" in output
     assert {FLEET.length(name) for name in HOSTS[:3]} == {FLEET.length_wanted}
@@ -131,11 +121,9 @@ def test_journal_rotated_and_rate_limited():
     FLEET.turn()
     starts.set_pace(FLEET.host(SECOND), pace=0.1)
     drop_in(SECOND, "LogRateLimitIntervalSec=5s", "LogRateLimitBurst=4")
-    run = FLEET.begin(*FLEET.arguments())
-    text = read_until(run, "start | Wait until")
-    FLEET.inside(SECOND, "journalctl", "--rotate", "--vacuum-time=1s")
-    output, code = end_of(run)
-    assert code == 0, text + output
+    rotate = ("journalctl", "--rotate", "--vacuum-time=1s")
+    output, code = disturbed("start | Wait until", lambda: FLEET.inside(SECOND, *rotate))
+    assert code == 0, output
     assert "Suppressed" in engine.sudo(FLEET.host(SECOND), "journalctl -o cat -u systemd-journald --since -5min")
     drop_in(SECOND)
     FLEET.fail_where(SECOND)
@@ -160,13 +148,14 @@ def test_clock_jumps():
     assert abs(int(real) - 365 * 86400 - int(wall)) < 10, "the wall clock of modules and supervisor does jump"
     assert abs(float(uptime) - int(monotonic)) < 10, "and only that one"
     starts.set_pace(host, pace=0.1)
-    run = FLEET.begin(*FLEET.arguments())
-    text = read_until(run, "start | Wait until")
-    for days in (365, -3, 30):
-        jump(days)
-        time.sleep(3)
-    output, code = end_of(run)
-    assert code == 0, text + output
+
+    def jumps():
+        for days in (365, -3, 30):
+            jump(days)
+            time.sleep(3)
+
+    output, code = disturbed("start | Wait until", jumps)
+    assert code == 0, output
     ready = engine.state(host, "ready.json")
     # An hour is far from both: a load of seconds, and the days by which the wall clock went.
     assert 1 < ready["seconds"] < 3600, "durations are of the monotonic clock"

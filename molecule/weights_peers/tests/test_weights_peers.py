@@ -82,14 +82,15 @@ def nothing_left(host):
     assert not host.file("/run/dflash-fleet-peer").exists
 
 
-def wait_for(what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.3)
-    raise AssertionError(f"not within {seconds} s: {what}")
+def one_copy_everywhere(hosts, hub, root):
+    """One copy has left the hub, every host has the same, and no server is left; what each of them has."""
+    assert hub.bytes() == hub.size
+    first = tree(hosts[NAMES[0]], f"{root}/models")
+    assert size(first) == hub.size
+    for host in hosts.values():
+        assert tree(host, f"{root}/models") == first
+        nothing_left(host)
+    return first
 
 
 class Hub:
@@ -167,7 +168,7 @@ class Play:
             assert self.process.poll() is None, "".join(self.lines)
             return shards(hosts[name], folder(root, partial=True))
 
-        wait_for(some)
+        assert controller.until(some)
         assert shards(hosts[NAMES[0]], folder(root)) == 0, "the first host was done before the others had anything"
 
     def end(self, seconds=240):
@@ -235,12 +236,8 @@ def test_server_that_is_killed_midway_and_secrets(hosts, hub):
         code, output = play.end()
     assert code == 0, output
     assert f"going on with http://{address(hosts[NAMES[0]])}:{PORT}" in output
-    assert hub.bytes() == hub.size
-    first = tree(hosts[NAMES[0]], f"{root}/models")
-    assert size(first) == hub.size
+    one_copy_everywhere(hosts, hub, root)
     for host in hosts.values():
-        assert tree(host, f"{root}/models") == first
-        nothing_left(host)
         assert engine.grep(host, token, "journalctl --no-pager --all -o export | grep -acF -f $P") == ["0"]
         places = "/etc /home /opt /root /run /srv /tmp /usr/local /var"
         assert engine.grep(host, token, f"grep -rlaF -f $P {places} --exclude-dir=journal --exclude-dir=venvs") == []
@@ -257,12 +254,7 @@ def test_host_that_loses_power_midway(hosts, hub):
     # Back in time, it went on from where it was; the one behind it had turned to the first host.
     assert code == 0, output
     assert f"going on with http://{address(hosts[NAMES[0]])}:{PORT}" in output
-    assert hub.bytes() == hub.size
-    first = tree(hosts[NAMES[0]], f"{root}/models")
-    assert size(first) == hub.size
-    for host in hosts.values():
-        assert tree(host, f"{root}/models") == first
-        nothing_left(host)
+    first = one_copy_everywhere(hosts, hub, root)
     # One that lost everything: a host that has it helps, and the hub is not asked.
     engine.sudo(hosts[NAMES[2]], f"rm -r {root}")
     controller.play(__file__, *settings(hub, root, model_weights_hub_allowed=False))
@@ -277,7 +269,7 @@ def test_port_that_is_taken(hosts, hub):
     root = "/var/lib/taken"
     hub.reset()
     engine.sudo(hosts[NAMES[1]], f"systemd-run --unit=taken --collect python3 -m http.server {PORT} --directory /mnt")
-    wait_for(lambda: engine.sudo(hosts[NAMES[1]], f"ss -Hltn 'sport = :{PORT}'"))
+    assert controller.until(lambda: engine.sudo(hosts[NAMES[1]], f"ss -Hltn 'sport = :{PORT}'"))
     try:
         output = controller.play(__file__, *settings(hub, root))
     finally:
