@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import own_log, words
+from .tracebacks import BEHIND_BAR
 
 PHASES = ("launch", "dist_init", "weights", "kv_cache", "graph_capture", "warmup", "serving", "stopping")
 _ORDER = {name: index for index, name in enumerate(PHASES)}
@@ -89,7 +90,7 @@ def message_lines(message: Any) -> list[str]:
             message = bytes(item & 0xFF for item in message).decode("utf-8", "replace")
         else:  # a field that occurs more than once
             return [line for item in message for line in message_lines(item)]
-    text = _ANSI.sub("", str(message))
+    text = BEHIND_BAR.sub("\n", _ANSI.sub("", str(message)))
     return [part for part in re.split(r"[\r\n]+", text) if part.strip()]
 
 

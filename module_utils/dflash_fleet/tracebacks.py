@@ -76,6 +76,8 @@ _STANDARD = re.compile(
 )
 _UVICORN = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE):[ ]{2,6}")
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\](?: \(.{0,200}\))?$")
+# A bar leaves its line open, so the next record of the same process stands behind it: `1.9s/it][2026-11-29 12:00:00 TP1]`.
+BEHIND_BAR = re.compile(r"(?<=(?:it/s|s/it)\])(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 
 
 def clean(text: str) -> list[str]:
@@ -83,7 +85,7 @@ def clean(text: str) -> list[str]:
     if "\x1b" in text:
         text = ANSI.sub("", text)
     lines: list[str] = []
-    for part in text.split("\n"):
+    for part in BEHIND_BAR.sub("\n", text).split("\n"):
         if "\r" in part:
             pieces = [piece.rstrip() for piece in part.split("\r")]
             pieces = [piece for piece in pieces if piece]

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dflash_fleet import causes, diagnosis
+from growth import is_linear
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -285,17 +285,14 @@ def test_any_entries_get_a_whole_answer(entries: list[dict[str, Any]]) -> None:
 def test_time_is_linear_in_the_log(name: str) -> None:
     journal = BUILT[name]
 
-    def seconds(times: int) -> float:
+    def log(times: int) -> list[dict[str, Any]]:
         entries = []
         for number in range(times):
             entries += [{**entry, "_PID": entry["_PID"] if entry.get("_PID") == "1" else str(int(entry.get("_PID") or 0) + 20 * (number % 3))} for entry in journal.entries]
-        began = time.process_time()
-        diagnosis.diagnose(entries, journal.unit)
-        return time.process_time() - began
+        return entries
 
-    seconds(1)
-    small = seconds(2)
-    assert seconds(16) < small * 8 * 3
+    logs = {times: log(times) for times in (1, 32)}
+    assert is_linear(lambda times: diagnosis.diagnose(logs[times], journal.unit), 1, times=32)
 
 
 # --------------------------------------------------------------------------------------------- details

@@ -135,6 +135,7 @@ SHARDS = "Multi-thread loading shards: {0:3.0f}% Completed | {1}/64 [00:12<00:27
             100,
             [17, 17],
         ),
+        (SHARDS.format(31, 20) + "[2026-11-29 12:00:00 TP0] Memory pool end. avail mem=1 GB", "kv_cache", None, None),
         (None, "launch", None, None),
         ([], "launch", None, None),
         (["two values of one field", "Load weight begin."], "weights", None, None),

@@ -680,7 +680,8 @@ def shape(line: str) -> str:
 
 
 def shapes_of(text: str, skip: re.Pattern[str]) -> list[str]:
-    lines = [line for line in re.split(r"[\n\r]", text) if line.strip()]
+    # A progress bar has no end of line: what another rank writes meanwhile, with its time in front, stands behind it.
+    lines = [line for line in re.split(r"[\n\r]|(?=\[\d{4}-\d\d-\d\d \d\d:)", text) if line.strip()]
     return [shape(line) for line in lines if not skip.search(line)]
 
 
