@@ -60,11 +60,12 @@ lint: .venv/.complete  ## ruff, mypy, yamllint, ansible-lint (production)
 
 .PHONY: unit
 unit: .venv/.complete  ## unit tests only
-	@$(BIN)/pytest -q tests/unit
+	@$(BIN)/pytest -q -n 2 --dist loadfile tests/unit
 
 .PHONY: test
 test: prepare  ## everything a change must pass: lint, unit tests, core scenarios, the real engine
-	@$(BIN)/pytest tests/lint tests/unit tests/scenarios -m 'not faults and not readme' --durations=0 --durations-min=1
+	@$(BIN)/pytest -n 2 --dist loadfile tests/lint tests/unit --durations=20 --durations-min=1
+	@$(BIN)/pytest tests/scenarios -m 'not faults and not readme' --durations=0 --durations-min=1
 
 .PHONY: test-faults
 test-faults: prepare  ## the long matrices; FROM=N starts with the Nth scenario, MINUTES=N stops taking new ones

@@ -262,7 +262,8 @@ def test_who_listens_here() -> None:
         port = server.getsockname()[1]
         found = hostfacts.listeners([port])
     assert found[str(port)]["pid"] == os.getpid()
-    assert "pytest" in found[str(port)]["command"]
+    assert found[str(port)]["command"] == hostfacts.command_of(os.getpid(), "/proc")
+    assert Path(found[str(port)]["command"].split()[0]).name.startswith("python")
 
 
 def test_a_process_without_a_command_line_has_its_name(tmp_path: Path) -> None:

@@ -475,10 +475,10 @@ def test_peer_that_is_fetching_is_waited_for(bench: Bench, tmp_path: Path, monke
     request = bench.request(root=str(tmp_path / "a"))
     result: dict[str, Any] = {}
     with snapshot.Lock(request):
-        fetch = functools.partial(get, bench, tmp_path / "b", peer.url, hub=False, stall=12)
+        fetch = functools.partial(get, bench, tmp_path / "b", peer.url, hub=False, stall=6)
         child = threading.Thread(target=lambda: result.update(fetch()))
         child.start()
-        time.sleep(15)
+        time.sleep(8)
         assert child.is_alive()
     get(bench, tmp_path / "a")
     child.join(30)
@@ -579,7 +579,7 @@ def test_stage_can_be_read_by_the_group_alone(bench: Bench, tmp_path: Path) -> N
     old = os.umask(0o077)
     try:
         bench.faults({"path": "model-00002", "do": "slow", "rate": 5_000})
-        assert bench.fails(timeout=15).kind == "timeout"
+        assert bench.fails(timeout=8).kind == "timeout"
     finally:
         os.umask(old)
     for path in [bench.stage, bench.stage / "nested/deep", bench.stage / ".cache/dflash-fleet"]:
