@@ -6,6 +6,7 @@ directory, on the router's host; role sglang_router's launcher leaves these addr
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import time
@@ -16,14 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import state
+from . import state, units
 
 # SGLang's counts of requests, newest first: /v1/loads, then /get_load of releases that lack it.
 LOADS = ("/v1/loads", "/get_load")
 # An engine may look idle between two requests that the router had already sent: so many readings must agree.
 READINGS = 3
-# What role sglang_router keeps on its host.
+# What role sglang_router keeps on its host, and runs there.
 DIRECTORY = "/var/lib/dflash-fleet-router"
+UNIT = "dflash-fleet-router.service"
 # Seconds that a router needs after its start to list the workers that it was started with (measured: 1.1).
 SETTLE = 10
 # Who keeps an address out: a person until a person lets it in; a deployment until its gate; new: until its first gate.
@@ -38,6 +40,10 @@ class DrainError(Exception):
 
 class Refused(DrainError):
     """The engine runs with another key, which waiting does not change."""
+
+
+class Lost(DrainError):
+    """Nothing listens at the router's address, or the connection broke: it is stopped, or being started."""
 
 
 class NoRouter(DrainError):
@@ -66,6 +72,8 @@ def asker(key: str = "", timeout: float = 5, certificate: str = "") -> Ask:
                 status, text = answer.status, answer.read()
         except urllib.error.HTTPError as problem:
             status, text = problem.code, problem.read()
+        except http.client.HTTPException as problem:  # it went away in the middle of its answer
+            raise ConnectionResetError(f"{type(problem).__name__}: {problem}") from problem
         try:
             return status, json.loads(text or b"null")
         except ValueError:
@@ -149,12 +157,19 @@ def wait_idle(engines: list[str], ask: Ask, timeout: float, pause: float = 0.5) 
         time.sleep(pause)
 
 
+def request(ask: Ask, method: str, router: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    """(status, answer) of a router; Lost where it has no connection to give."""
+    try:
+        return ask(method, router + path, body)
+    except OSError as problem:
+        reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
+        kind = Lost if isinstance(reason, ConnectionError) else DrainError
+        raise kind(f"the router {router} does not answer: {reason}") from problem
+
+
 def workers_of(router: str, ask: Ask) -> dict[str, dict[str, Any]]:
     """What the router sends to, by address."""
-    try:
-        status, answer = ask("GET", router + "/workers", None)
-    except OSError as problem:
-        raise DrainError(f"the router {router} does not answer: {problem}") from problem
+    status, answer = request(ask, "GET", router, "/workers")
     if status != 200 or not isinstance(answer, dict):
         raise DrainError(f"the router {router} answers HTTP {status} to GET /workers")
     return {str(worker["url"]).rstrip("/"): worker for worker in answer.get("workers", [])}
@@ -168,29 +183,54 @@ def differing(present: Mapping[str, Any], wanted: list[str], joined: bool) -> li
 def set_rotation(
     router: str, urls: list[str], joined: bool, ask: Ask, worker_key: str = "", timeout: float = 60, pause: float = 0.2
 ) -> None:
-    """Take workers out of a router or put them in, and wait until its list says so; both are queued jobs there."""
-    present = workers_of(router, ask)
-    for url in differing(present, urls, joined):
-        if joined:
-            body = {"url": url, **({"api_key": worker_key} if worker_key else {})}
-            status, _ = ask("POST", router + "/workers", body)
-        else:
-            status, _ = ask("DELETE", f"{router}/workers/{present[url.rstrip('/')]['id']}", None)
-        # 404: another run has just taken it out.
-        if status not in (200, 201, 202) and not (status == 404 and not joined):
-            raise DrainError(f"the router {router} answers HTTP {status} for {url}")
+    """Take workers out of a router or put them in, and wait until its list says so; both are queued jobs there.
+
+    A router that is started again meanwhile has forgotten what it was asked, and is asked anew.
+    """
     begun = time.monotonic()
+    asked: set[str] = set()
     while True:
-        present = workers_of(router, ask)
-        wrong = differing(present, urls, joined)
+        late = time.monotonic() - begun >= timeout
+        try:
+            present = workers_of(router, ask)
+            wrong = differing(present, urls, joined)
+            for url in [url for url in wrong if url not in asked]:
+                if joined:
+                    body = {"url": url, **({"api_key": worker_key} if worker_key else {})}
+                    status, _ = request(ask, "POST", router, "/workers", body)
+                else:
+                    status, _ = request(ask, "DELETE", router, f"/workers/{present[url.rstrip('/')]['id']}")
+                # 404: another run has just taken it out.
+                if status not in (200, 201, 202) and not (status == 404 and not joined):
+                    raise DrainError(f"the router {router} answers HTTP {status} for {url}")
+                asked.add(url)
+        except Lost:
+            if late:
+                raise
+            asked.clear()
+            time.sleep(pause)
+            continue
         if joined:
             wrong += [url for url in urls if not present.get(url.rstrip("/"), {"is_healthy": True}).get("is_healthy")]
         if not wrong:
             return
-        if time.monotonic() - begun >= timeout:
+        if late:
             word = "serving" if joined else "out"
             raise DrainError(f"the router {router} has {', '.join(wrong)} not {word} after {timeout:g} s")
         time.sleep(pause)
+
+
+def seconds_since_start(unit: str = UNIT) -> float | None:
+    """How long the router's unit has run, 0 while systemd is about to start it; None where it is stopped."""
+    try:
+        found = units.show(unit)
+    except units.BusError as problem:
+        raise DrainError(f"cannot ask systemd about {unit}: {problem}") from problem
+    if found["ActiveState"] in ("inactive", "failed"):
+        return None
+    if found["ActiveState"] != "active":
+        return 0.0
+    return max(time.monotonic() - found["ExecMainStartTimestampMonotonic"] / 1e6, 0.0)
 
 
 class Door:
@@ -200,13 +240,20 @@ class Door:
     each address that is out, {schema, url, by, since}.
     """
 
-    def __init__(self, directory: str = DIRECTORY, ask: Ask | None = None) -> None:
+    def __init__(
+        self,
+        directory: str = DIRECTORY,
+        ask: Ask | None = None,
+        age: Callable[[], float | None] = seconds_since_start,
+        pause: float = 0.2,
+    ) -> None:
         self.directory = Path(directory)
         control = state.read_state(self.directory / "control.json")
         if control is None:
             raise NoRouter(f"there is no router of role sglang_router on this host ({self.directory}/control.json)")
         self.url = str(control["url"])
         self.worker_key = str(control.get("worker_key") or "")
+        self.age, self.pause = age, pause
         self.ask = ask or asker(str(control.get("key") or ""), certificate=str(control.get("certificate") or ""))
 
     def workers(self) -> list[str]:
@@ -240,12 +287,32 @@ class Door:
         """What the router sends to now; None where it does not run, and sends nothing anywhere."""
         try:
             return workers_of(self.url, self.ask)
-        except DrainError as problem:
-            if isinstance(problem.__cause__, urllib.error.URLError) and isinstance(
-                problem.__cause__.reason, ConnectionRefusedError
-            ):
-                return None
-            raise
+        except Lost:
+            return None
+
+    def settle(self) -> None:
+        """Wait until the router has listed what it was started with, or is known to be stopped.
+
+        One that is being started may have read who is kept out before that changes, and lists it later: a host would
+        get requests while it is worked on, or none after its gate. So this comes before each change.
+        """
+        begun, stopped = time.monotonic(), 0
+        while True:
+            age = self.age()
+            stopped = stopped + 1 if age is None else 0
+            if stopped >= READINGS:  # between two starts a unit looks so for a moment
+                return
+            present = self.present() if age is not None else None
+            if age is not None and present is not None:
+                out = self.drained()
+                listed = not differing(present, [url for url in self.workers() if url not in out], True)
+                if listed or age >= SETTLE:
+                    return
+            if time.monotonic() - begun >= 3 * SETTLE:
+                if present is None:
+                    raise DrainError(f"the router {self.url} does not listen; see journalctl -u {UNIT}")
+                return
+            time.sleep(self.pause)
 
     def out(self, urls: list[str], by: str, timeout: float = 60) -> list[str]:
         """Take addresses out, now and for every later start of the router; returns those of which that is news.
@@ -253,6 +320,8 @@ class Door:
         An address that this router is not for is left alone, here and below.
         """
         urls = [url for url in urls if url in self.workers()]
+        if urls:
+            self.settle()
         marked = [url for url in urls if self.keep_out(url, by)]
         present = self.present()
         left = differing(present, urls, False) if present is not None else []
@@ -264,6 +333,8 @@ class Door:
         """Put addresses in again, and wait until the router calls them healthy; returns those that were out."""
         held, own = self.held(urls, by), self.workers()
         urls = [url for url in urls if url in own and url not in held]
+        if urls:
+            self.settle()
         markers = self.drained()
         for url in urls:
             self._marker(url).unlink(missing_ok=True)

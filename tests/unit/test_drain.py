@@ -138,8 +138,13 @@ class Front:
         if urls:
             state.write_state(folder / "workers.json", {"workers": list(urls)})
         self.router = router or Router(*urls)
-        self.door = drain.Door(str(folder), self.router)
+        self.ages: list[float | None] = [3600.0]
+        self.door = drain.Door(str(folder), self.router, self.age, pause=0)
         self.folder = folder
+
+    def age(self) -> float | None:
+        """One after the other, the last for ever."""
+        return self.ages.pop(0) if len(self.ages) > 1 else self.ages[0]
 
     def starts_with(self) -> list[str]:
         """What role sglang_router's launcher would name to the router."""
@@ -193,11 +198,71 @@ def test_a_router_that_does_not_run_is_told_by_its_files(tmp_path: Path) -> None
         raise urllib.error.URLError(ConnectionRefusedError())
 
     front = Front(tmp_path, A, B)
-    front.door.ask = refuses
+    front.door.ask, front.ages = refuses, [None]
     assert front.door.out([A], drain.DEPLOYMENT) == [A]
     assert front.starts_with() == [B]
     assert front.door.join([A], drain.DEPLOYMENT) == [A]
     assert front.starts_with() == [A, B]
+
+
+class Restarted(Router):
+    """Gone for two looks, then there without a list, then with the one it was started with."""
+
+    def __init__(self, *started_with: str) -> None:
+        super().__init__(*started_with)
+        self.looks = 0
+
+    def __call__(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        self.looks += 1
+        if self.looks <= 2:
+            raise urllib.error.URLError(ConnectionRefusedError()) if self.looks == 1 else ConnectionResetError()
+        if self.looks <= 4:
+            assert method == "GET"
+            return 200, {"workers": []}
+        return super().__call__(method, address, body)
+
+
+def test_a_host_leaves_a_router_that_is_just_being_started(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B, router=Restarted(A, B))
+    front.ages = [3600.0, None, 0.0, 0.5]
+    assert front.door.out([A], drain.DEPLOYMENT) == [A]
+    assert list(front.router.workers) == [B], "it was started with the host, a moment before that left"
+    assert front.starts_with() == [B]
+
+
+def test_a_host_joins_a_router_that_is_just_being_started(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B, router=Restarted(B))
+    front.door.keep_out(A, drain.DEPLOYMENT)
+    front.ages = [3600.0, None, 0.0, 0.5]
+    assert front.door.join([A], drain.DEPLOYMENT) == [A]
+    assert front.router.workers == {B: True, A: True}
+    assert front.starts_with() == [A, B]
+
+
+def test_an_engine_that_is_off_does_not_keep_a_router_from_being_settled(tmp_path: Path) -> None:
+    front = Front(tmp_path, A, B, C, router=Router(A, B))
+    front.ages = [drain.SETTLE - 1.0, drain.SETTLE + 1.0]
+    assert front.door.out([A], drain.DEPLOYMENT) == [A]
+    assert list(front.router.workers) == [B]
+
+
+def test_a_router_that_is_killed_is_asked_again() -> None:
+    class Killed(Router):
+        def __call__(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+            if method == "DELETE" and not self.bodies:
+                self.bodies.append({})
+                raise ConnectionResetError("Connection reset by peer")
+            return super().__call__(method, address, body)
+
+    router = Killed("http://a", "http://b")
+    drain.set_rotation(ROUTER, ["http://a"], False, router, pause=0)
+    assert list(router.workers) == ["http://b"]
+
+    def gone(*_: Any) -> tuple[int, Any]:
+        raise urllib.error.URLError(ConnectionRefusedError(111, "Connection refused"))
+
+    with pytest.raises(drain.Lost, match=r"http://router does not answer: .*Connection refused"):
+        drain.set_rotation(ROUTER, ["http://a"], False, gone, timeout=0, pause=0)
 
 
 def test_a_router_that_cannot_be_asked_is_an_error(tmp_path: Path) -> None:

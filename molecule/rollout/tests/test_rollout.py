@@ -10,8 +10,8 @@ import re
 import engine
 import pytest
 import starts
-from rollouts import Fleet, recap, row, wish
-from traffic import ROUTER, Traffic
+from rollouts import Fleet, read_until, recap, row, wish
+from traffic import ROUTER, ROUTER_UNIT, Traffic
 
 FLEET = Fleet(__file__)
 HOSTS = FLEET.names
@@ -141,3 +141,32 @@ def test_a_host_that_cannot_serve_stays_out_and_a_plain_rerun_brings_it_back(use
 def test_the_fleet_goes_back_without_a_lost_request(users):
     FLEET.play("playbooks/rollback.yml", "-e", '{"sglang_rollout_batches": [1, 2, "100%"]}')
     assert set(FLEET.lengths().values()) == {None}
+
+
+# Where the router dies: the task that is about to run on every host of the batch.
+MOMENTS = {
+    "leaves it": "leave | Take it out of every router",
+    "loads": "start | Wait until",
+    "comes back to it": "join | Put it into every router",
+}
+
+
+@pytest.mark.parametrize(("when", "length"), zip(MOMENTS, (2048, 4096, 1024)))
+def test_router_killed(when, length):
+    """Router killed and restarted while the fleet {when}."""
+    wanted = new(sglang_context_length=length, sglang_rollout_batches=["100%"])
+    before = engine.show(FLEET.host(ROUTER), ROUTER_UNIT, "InvocationID")
+    with Traffic(__file__) as traffic:
+        run = FLEET.begin(*wanted)
+        output = read_until(run, MOMENTS[when])
+        engine.sudo(FLEET.host(ROUTER), f"systemctl kill --signal=KILL {ROUTER_UNIT}")
+        output += run.communicate(timeout=600)[0]
+    assert run.returncode == 0, output[-6000:]
+    assert engine.show(FLEET.host(ROUTER), ROUTER_UNIT, "InvocationID") != before, "it was killed and came back"
+    assert set(FLEET.lengths().values()) == {length}
+    assert FLEET.rotation() == HOSTS
+    assert traffic.result["ok"] > 0
+    again = FLEET.deploy(*wanted)
+    assert {recap(again, name)["changed"] for name in (ROUTER, *HOSTS)} == {0}
+    assert FLEET.rotation() == HOSTS
+    FLEET.all_serve_and_nobody_holds_them()
