@@ -108,8 +108,9 @@ class ActionModule(ActionBase):
             if result.get("failed") or result["found"] == "complete":
                 return self._tidy(result)
             path = result["path"]
+            gone = "".join(f"{os.path.join(os.path.dirname(path), old)}: unused\n" for old in result["pruned"])
             result["diff"] = {
-                "before": f"{path}: {result['found']}\n",
+                "before": f"{path}: {result['found']}\n{gone}",
                 "after": f"{path}: {name}\n",
                 "before_header": "environment",
                 "after_header": "environment",

@@ -169,10 +169,10 @@ mark:
   type: dict
   returned: when complete
 pruned:
-  description: Environments that were removed, since nothing referred to them.
+  description: Environments that nothing referred to and that were removed, or would be; empty where nothing is built.
   type: list
   elements: str
-  returned: when built
+  returned: always, unless an interpreter has to be brought first
 sent_bytes:
   description: Bytes of wheels sent to the host.
   type: int
@@ -272,7 +272,9 @@ def step(options: dict) -> dict:
         return {**found, "changed": True, "mark": mark, "pruned": pruned}
     free_bytes, free_inodes = venvs.free_space(root)
     have = sorted(wheel.name for wheel in wheels.glob("*.whl")) if wheels.is_dir() else []
-    return {**found, "changed": False, "have": have, "free_bytes": free_bytes, "free_inodes": free_inodes}
+    pruned = [] if found["found"] == "complete" else venvs.unused(root, options["keep"], [found["id"]])
+    room = {"free_bytes": free_bytes, "free_inodes": free_inodes}
+    return {**found, "changed": False, "have": have, **room, "pruned": pruned}
 
 
 if __name__ == "__main__":

@@ -265,33 +265,37 @@ def unpack(archive: Path, target: Path) -> None:
             packed.extract(member, inside)
 
 
-def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path] | None = None) -> list[str]:
-    """Remove environments that nothing refers to: interrupted ones, and complete ones but for the newest `keep`.
+def unused(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path] | None = None) -> list[str]:
+    """Environments that nothing refers to: interrupted ones, and complete ones but for the newest `keep`.
 
-    Interpreters that were brought go with the last environment made from them. Returns the names.
+    Interpreters that were brought go with the last environment made from them. Returns the names, and changes nothing.
     """
     if not root.is_dir():
         return []
+    names = [path.name for path in root.iterdir() if path.is_dir()]
+    kept = {*protected, *references.mentioned(names, root.parent, units)}
+    marks = {name: read_mark(root / name) for name in names if re.fullmatch(r"[0-9a-f]{16}", name)}
+    spare = [name for name, mark in marks.items() if mark and name not in kept]
+    spare.sort(key=lambda name: str((marks[name] or {}).get("completed_at", "")), reverse=True)
+    gone = [name for name, mark in marks.items() if not mark and name not in kept] + spare[keep:]
+    used = {str((mark or {}).get("interpreter", "")) for name, mark in marks.items() if name not in gone}
+    for path in root.glob(BROUGHT + "*"):
+        if path.name not in kept and not any(f"/{path.name}/" in interpreter for interpreter in used):
+            gone.append(path.name)
+    return sorted(gone)
+
+
+def prune(root: Path, keep: int, protected: Iterable[str], units: Iterable[Path] | None = None) -> list[str]:
+    """Remove what is `unused`; returns the names."""
+    if not root.is_dir():
+        return []
     with only_one(root):
-        names = [path.name for path in root.iterdir() if path.is_dir()]
-        kept = {*protected, *references.mentioned(names, root.parent, units)}
-        marks = {
-            path.name: read_mark(path)
-            for path in root.iterdir()
-            if path.is_dir() and re.fullmatch(r"[0-9a-f]{16}", path.name)
-        }
-        spare = [name for name, mark in marks.items() if mark and name not in kept]
-        spare.sort(key=lambda name: str((marks[name] or {}).get("completed_at", "")), reverse=True)
-        gone = [name for name, mark in marks.items() if not mark and name not in kept] + spare[keep:]
-        used = {str((mark or {}).get("interpreter", "")) for name, mark in marks.items() if name not in gone}
-        for path in root.glob(BROUGHT + "*"):
-            if path.name not in kept and not any(f"/{path.name}/" in interpreter for interpreter in used):
-                gone.append(path.name)
+        gone = unused(root, keep, protected, units)
         for name in gone:
             with contextlib.suppress(FileNotFoundError):
                 (root / name / MARK).unlink()  # first: half of an environment must not look like one
             remove_tree(root / name)
-    return sorted(gone)
+    return gone
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

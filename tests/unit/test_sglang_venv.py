@@ -354,11 +354,14 @@ def test_module_without_its_plugin_says_so(capfd):
 def test_module_probe_and_its_errors(capfd, tmp_path):
     text = f"alpha==1.0 --hash=sha256:{'0' * 64}\n"
     arguments = {"name": "test", "requirements": text, "root": str(tmp_path / "venvs"), "python": sys.executable}
+    (tmp_path / "venvs" / ("0" * 16)).mkdir(parents=True)
     with patch_module_args(arguments), pytest.raises(SystemExit):
         sglang_venv.main()
     result = json.loads(capfd.readouterr().out)
     assert result["found"] == "absent"
     assert result["changed"] is False
+    assert result["pruned"] == ["0" * 16], "what a build would remove"
+    assert (tmp_path / "venvs" / ("0" * 16)).is_dir()
     assert Path(result["path"]).parent == tmp_path / "venvs"
     with patch_module_args({**arguments, "python": "/no/python"}), pytest.raises(SystemExit):
         sglang_venv.main()

@@ -430,6 +430,8 @@ def test_prune_keeps_the_newest_and_drops_the_interrupted(tmp_path):
         environment(root, name, f"2026-11-0{number}T00:00:00.000000Z")
     (root / cut / "lib").mkdir(parents=True)
     (root / "notes").mkdir()  # nothing of ours
+    assert venvs.unused(root, 2, [one], []) == [two, cut]
+    assert (root / cut).is_dir(), "asking removes nothing"
     assert venvs.prune(root, 2, [one], []) == [two, cut]
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == sorted([one, three, four, "notes"])
 

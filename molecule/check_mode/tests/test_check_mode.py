@@ -222,7 +222,9 @@ def objects(entry):
         return list(filter(seen, result["paths"])) or result["units"]
     if action == "sglang_support":
         return result["written"]
-    if action in ("sglang_venv", "hf_snapshot", "file", "copy"):
+    if action == "sglang_venv":
+        return [result["path"], *(os.path.join(os.path.dirname(result["path"]), name) for name in result["pruned"])]
+    if action in ("hf_snapshot", "file", "copy"):
         return [result.get("path") or result["dest"]]
     if action in ("user", "group"):
         return [f"{action} {result['name']}"]
