@@ -257,16 +257,6 @@ def sglang_resolve_all(
     return [sglang_resolve(request, (overrides or {}).get(request["instance"])) for request in requests]
 
 
-def sglang_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Any]) -> str:
-    """Rows as an aligned text table; a column is a key, or [key, title]."""
-    return plan.table(_native(rows), _native(columns))
-
-
-def sglang_duration(seconds: Any) -> str:
-    """Seconds as `3:30` or `1:02:03`; `-` for nothing."""
-    return plan.duration(seconds)
-
-
 def sglang_plan(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     """The plan of many hosts as text, equal hosts in one block. `hosts`: {name: {resolved, problems, asked, state}}."""
     return plan.render(_native(hosts))
@@ -407,8 +397,6 @@ class FilterModule:
             "sglang_problem_text": sglang_problem_text,
             "sglang_resolve": sglang_resolve,
             "sglang_resolve_all": sglang_resolve_all,
-            "sglang_table": sglang_table,
-            "sglang_duration": sglang_duration,
             "sglang_plan": sglang_plan,
             "sglang_plan_hosts": sglang_plan_hosts,
             "sglang_plan_problems": sglang_plan_problems,

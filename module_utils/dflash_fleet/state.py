@@ -217,13 +217,8 @@ def check_instance(name: str) -> str:
 
 
 def model_dirname(repo: str) -> str:
-    """`org/name` as one directory name; the hub allows no `--` in either part, so it can be read back."""
+    """`org/name` as one directory name; the hub allows no `--` in either part, so no two names meet."""
     return repo.replace("/", "--")
-
-
-def model_repo(dirname: str) -> str:
-    """The reverse of model_dirname."""
-    return dirname.replace("--", "/", 1)
 
 
 def instance_of_unit(unit: str, instances: Iterable[str]) -> str | None:

@@ -227,15 +227,15 @@ def test_resolve_refuses_in_words() -> None:
     ],
 )
 def test_duration(seconds: Any, text: str) -> None:
-    assert filters.sglang_duration(seconds) == text
+    assert plan.duration(seconds) == text
 
 
 def test_table() -> None:
     rows = [{"host": "gpu-01", "ok": True, "n": 3}, {"host": "gpu-100", "note": "two\nlines", "n": 12}]
-    assert filters.sglang_table(rows, ["host", ["n", "number"], "ok", "note"]) == (
+    assert plan.table(rows, ["host", ["n", "number"], "ok", "note"]) == (
         "host     number  ok   note\ngpu-01        3  yes  -\ngpu-100      12  -    two lines"
     )
-    assert filters.sglang_table([], ["host"]) == "host"
+    assert plan.table([], ["host"]) == "host"
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------

@@ -100,12 +100,6 @@ def test_a_bad_instance_name_never_becomes_a_path(name: str) -> None:
         state.Layout().instance(name)
 
 
-def test_model_names_go_both_ways() -> None:
-    assert (
-        state.model_repo(state.model_dirname("SubSir/Kimi-K2.6-DFlash-tmp-long")) == "SubSir/Kimi-K2.6-DFlash-tmp-long"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "owner"),
     [
