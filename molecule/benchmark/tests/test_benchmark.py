@@ -134,7 +134,7 @@ if not BEGINNING:
             {"when": {"ep_size": 4}, "single": 180, "peak": 700, "ttft": 0.02},
             {"single": 60, "peak": 1400, "ttft": 0.02},
         ])  # fmt: skip
-        # In a folder of its own: what was measured at the other paces stays comparable, and EP8 would still be the best.
+        # In a folder of its own: what was measured at other paces stays comparable, and EP8 would still be best.
         output = sweep(TP8, EP4, sglang_benchmark_repeats=2, sglang_benchmark_dir=str(FOLDER / "flipped"))
         assert "a single stream: ep4, " in output
         assert "peak throughput: tp8, " in output
