@@ -28,7 +28,9 @@ from support import ROOT, environment, rehearsals
 from support.memory import Peak
 
 FLEET = "bench_rollout"
-WISH = {"sglang_version": "0.5.20", "sglang_rollout_batches": ["100%"], "sglang_rollout_soak": 0}
+# Each on its own address, as behind a router: what hosts are given differs, which must not make them take turns.
+WISH = {"sglang_version": "0.5.20", "sglang_host": "{{ ansible_host }}", "sglang_rollout_batches": ["100%"],
+        "sglang_rollout_soak": 0}  # fmt: skip
 GOAL = 1.5
 
 
