@@ -134,8 +134,10 @@ def rerun(
 # ---------------------------------------------------------------------------------------------------------------------
 # The quick second run
 
-# Variables that a deployment reads begin so; those of one run only are left out.
+# Variables that a deployment reads begin so.
 PREFIXES = ("sglang_", "gpu_host_", "model_weights_", "rehearsal_")
+# Of these, what says how a run goes about it and not what a host comes to.
+OF_THE_RUN = ("sglang_rollout_", "sglang_skip_unchanged", "sglang_reports_dir")
 # Code and tables that decide what a wish comes to.
 CODE = ("roles", "library", "module_utils", "action_plugins", "filter_plugins", "playbooks")
 LARGEST_FILE = 4 * 1024 * 1024  # bytes of a file that a variable names; a larger one stands for itself by size and time
@@ -160,7 +162,7 @@ def wish_digest(variables: Mapping[str, Any], root: Path) -> str:
     """
     total = hashlib.sha256(code_digest(root).encode())
     for name in sorted(variables):
-        if not str(name).startswith(PREFIXES):
+        if not str(name).startswith(PREFIXES) or str(name).startswith(OF_THE_RUN):
             continue
         try:
             text = json.dumps(variables[name], sort_keys=True, default=str)

@@ -137,6 +137,8 @@ def test_a_wish_is_its_variables_its_files_and_our_code(tmp_path):
     first = rollout.wish_digest(wish, tmp_path)
     assert first
     assert rollout.wish_digest({**wish, "ansible_host": "192.0.2.2"}, tmp_path) == first
+    how = {"sglang_skip_unchanged": False, "sglang_rollout_batches": ["100%"], "sglang_reports_dir": "/tmp/x"}
+    assert rollout.wish_digest({**wish, **how}, tmp_path) == first, "how a run goes about it"
     assert rollout.wish_digest({**wish, "sglang_version": "0.5.23"}, tmp_path) != first
     lock.write_text("sglang==0.5.23")
     assert rollout.wish_digest(wish, tmp_path) != first
