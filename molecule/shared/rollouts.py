@@ -38,7 +38,7 @@ def row(output: str, name: str) -> str:
     return output.rpartition("SGLANG ***")[2].partition(f"\n{name} ")[2].splitlines()[0]
 
 
-def read_until(run: subprocess.Popen[str], marker: str, nth: int = 1, seconds: float = 120) -> str:
+def read_until(run: subprocess.Popen[str], marker: str, nth: int = 1, seconds: float = 300) -> str:
     """Read a play's output until the nth line that holds the marker; returns what was read."""
     text, end = "", time.monotonic() + seconds
     assert run.stdout is not None
