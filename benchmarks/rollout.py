@@ -29,8 +29,8 @@ from support.memory import Peak
 
 FLEET = "bench_rollout"
 # Each on its own address, as behind a router: what hosts are given differs, which must not make them take turns.
-WISH = {"sglang_version": "0.5.20", "sglang_host": "{{ ansible_host }}", "sglang_rollout_batches": ["100%"],
-        "sglang_rollout_soak": 0}  # fmt: skip
+WISH = {"sglang_version": "0.5.20", "sglang_host": "{{ ansible_host }}", "sglang_behind_router": True,
+        "sglang_rollout_batches": ["100%"], "sglang_rollout_soak": 0}  # fmt: skip
 GOAL = 1.5
 
 
