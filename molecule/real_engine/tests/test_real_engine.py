@@ -138,6 +138,7 @@ def test_a_drafter_of_the_wrong_hidden_size_is_diagnosed_and_the_last_good_relea
         __file__, *VARIED, "-e", "sglang_drafter=dflash", "-e", "model_weights_drafter_check=false",
         "-e", f"sglang_drafter_model={BAD_DRAFTER}", "-e", f"sglang_drafter_revision={BAD_REVISION}", rc=2,
     )
+    print(output)  # says why the last good release did not return, should it not
     assert "drafter_mismatch" in output
     assert re.search(r"ValueError: DFLASH .*(mismatch|dim)", output)
     assert engine.state(host, "last_good.json")["release_id"] == good
