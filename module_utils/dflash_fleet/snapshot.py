@@ -963,14 +963,14 @@ class Snapshot:
                         self.fetched += wanted[path]["size"]
                         checks[path] = pool.submit(self._verify, wanted[path], records, attributes)
                         good.update({p: h for p, c in checks.items() if c.done() and (h := c.result())})
-                    failed = []
                     for path, check in checks.items():
                         sha256 = check.result()
                         if sha256:
                             good[path] = sha256
                         else:
                             os.unlink(os.path.join(request.stage, path))
-                            failed.append(wanted[path])
+                    # Also what the client did not speak of at all.
+                    failed = [file for file in todo if file["path"] not in good]
                     if failed and again:
                         names = ", ".join(f["path"] for f in failed[:3])
                         raise SnapshotError(

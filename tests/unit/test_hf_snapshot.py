@@ -308,6 +308,25 @@ def test_flipped_on_the_way_once(bench: Bench) -> None:
     assert bench.hub.stats["faults"] == 1
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_client_that_is_done_without_a_file(bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """What it does not speak of is fetched again, and never published as a whole."""
+    fetch, asked = snapshot.Client.fetch, []
+
+    def without_the_last(client: snapshot.Client, files: list[dict[str, Any]]) -> None:
+        asked.append(len(files))
+        fetch(client, files[:-1] if len(asked) <= times else files)
+
+    monkeypatch.setattr(snapshot.Client, "fetch", without_the_last)
+    if times == 1:
+        assert bench.ensure()["changed"]
+        assert bench.content() == FILES
+    else:
+        assert bench.fails().kind == "corrupt"
+        assert not bench.path.exists()
+    assert asked == [len(FILES), 1]
+
+
 def test_flipped_on_the_way_always(bench: Bench) -> None:
     bench.faults({"path": "00001-of", "do": "flip", "at": 5000})
     error = bench.fails()
