@@ -85,7 +85,8 @@ def network(count: int, rate: int) -> Iterator[list[str]]:
     switch = f"dff{os.getpid()}"
     names = [f"{switch}-{number}" for number in range(count + 1)]
     made = []
-    shape = ["root", "tbf", "rate", f"{rate * 8}bit", "burst", "32kb", "latency", "100ms"]
+    # A switch holds milliseconds of a link. Much more, and what a host sends would delay what it acknowledges.
+    shape = ["root", "tbf", "rate", f"{rate * 8}bit", "burst", "32kb", "latency", "20ms"]
     try:
         for name in (switch, *names):
             ip("netns", "add", name)

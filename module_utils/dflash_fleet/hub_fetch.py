@@ -3,7 +3,7 @@
 `snapshot.py` starts this file with that environment's Python and talks to it in JSON lines. Requests come on standard
 input (the token too: a pipe is in no process list, environment or file), answers go to standard output:
 
-    {"repo", "revision", "endpoint", "token", "allow", "ignore", "workers", "attempts", "stage"}   first line, always
+    {"repo", "revision", "endpoint", "token", "allow", "ignore", "workers", "peer", "stage"}   first line, always
         -> {"event": "tree", "client", "files": [{"path", "size", "sha1", "sha256"}]}
     {"fetch": [{"path", "size"}, ...]}       any number of times
         -> {"event": "file", "path"} for each, then {"event": "done"}
@@ -28,8 +28,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -159,19 +160,44 @@ class Runner:
 
     def fetch(self, files: list[dict[str, Any]]) -> None:
         with ThreadPoolExecutor(max_workers=max(1, int(self.request["workers"]))) as pool:
-            jobs = {pool.submit(self.fetch_one, file): file["path"] for file in files}
-            done, waiting = wait(jobs, return_when=FIRST_EXCEPTION)
-            for job in done:
-                error = job.exception()
-                if error is not None:
-                    self.send(**classify(error), path=jobs[job])
-                    # The others stop where they are: their parts stay and the next run goes on from there.
-                    os._exit(1)
-            assert not waiting
+            for file in self.as_they_come(files):
+                pool.submit(self.fetch_or_end, file)
         self.send(event="done")
 
+    def as_they_come(self, files: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """A hub has them all; a peer that is fetching itself has them one after the other, in an order of its own."""
+        if not self.request["peer"]:
+            yield from files
+            return
+        wanted = {file["path"]: file for file in files}
+        known = 0
+        while wanted:
+            here = self.patiently(partial(self.here, known))
+            known = len(here)
+            for path in here:
+                if path in wanted:
+                    yield wanted.pop(path)
+
+    def here(self, known: int) -> list[str]:
+        """What a peer has verified, once that is more than so many files (peer_server.py)."""
+        from huggingface_hub.utils import get_session, hf_raise_for_status
+
+        request = self.request
+        url = f"{self.endpoint}/api/models/{request['repo']}/here/{request['revision']}?after={known}"
+        answer = get_session().get(url, headers=self.headers, timeout=10)
+        hf_raise_for_status(answer)
+        return list(answer.json())
+
+    def fetch_or_end(self, file: dict[str, Any]) -> None:
+        try:
+            self.fetch_one(file)
+        except Exception as error:
+            self.send(**classify(error), path=file["path"])
+            # The others stop where they are: their parts stay and the next run goes on from there.
+            os._exit(1)
+
     def fetch_one(self, file: dict[str, Any]) -> None:
-        attempts = int(self.request["attempts"])
+        attempts = 1 if self.request["peer"] else ATTEMPTS
         for attempt in range(attempts):
             try:
                 self.patiently(lambda: self._fetch_one(file["path"], file["size"]))
@@ -191,8 +217,7 @@ class Runner:
         target = os.path.join(stage, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         url = self.hub.hf_hub_url(request["repo"], path, revision=request["revision"], endpoint=self.endpoint)
-        again = int(request["attempts"]) > 1
-        metadata = self.metadata(url, token=self.token, endpoint=self.endpoint, retry_on_errors=again)
+        metadata = self.metadata(url, token=self.token, endpoint=self.endpoint, retry_on_errors=not request["peer"])
         if metadata.xet_file_data is not None and self.xet:
             self.hub.hf_hub_download(
                 request["repo"],

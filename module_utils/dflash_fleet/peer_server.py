@@ -4,6 +4,7 @@ The client of another host gets this server as its endpoint and a token of one r
 
     HEAD, GET /api/models/<repo>                       whether it is here
     GET       /api/models/<repo>/tree/<revision>       files with sizes and hashes
+    GET       /api/models/<repo>/here/<revision>       which of them are here by now (of a peer alone; no hub has it)
     HEAD, GET /<repo>/resolve/<revision>/<path>        one file, whole or from a byte on
 
 Only repositories and revisions that the server was told to pass on, each file only once this host has verified it. A
@@ -43,7 +44,8 @@ GRACE_SECONDS = 60.0
 FOLDER = "/run/dflash-fleet-peer"
 IDLE_SECONDS = 60
 TOO_EARLY = 425
-API = re.compile(r"/api/models/([^/]+/[^/]+?)(?:/tree/([0-9a-f]{40})/?)?")
+API = re.compile(r"/api/models/([^/]+/[^/]+?)(?:/(tree|here)/([0-9a-f]{40})/?)?")
+AFTER = re.compile(r"after=(\d+)")
 FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)")
 RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -111,6 +113,15 @@ class Shelf:
             manifest = snapshot.read_manifest(request.path)
             if manifest is not None and snapshot.same_selection(request, manifest):
                 self._verified.update({f["path"]: f for f in manifest["files"]})
+
+    def here(self, after: int) -> list[str] | None:
+        """Paths of verified files, the earliest first, None while there are no more than `after`."""
+        with self._lock:
+            self._look()
+            paths = list(self._verified)
+        known = self.listing() or {}
+        paths = [path for path in paths if path in known]
+        return paths if len(paths) > after else None
 
     def open(self, path: str) -> int | None:
         """A descriptor of a file that was verified and is as it was then, None while there is none."""
@@ -237,7 +248,8 @@ class Handler(BaseHTTPRequestHandler):
             if not hmac.compare_digest(given, self.server.authorization):
                 print(f"refused {self.client_address[0]}: no token, or a wrong one", file=sys.stderr, flush=True)
                 raise Refusal(401)
-            self._route(unquote(urlsplit(self.path).path))
+            asked = urlsplit(self.path)
+            self._route(unquote(asked.path), asked.query)
         except Refusal as refusal:
             self.send_response(refusal.status)
             if refusal.code:
@@ -245,13 +257,18 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-    def _route(self, path: str) -> None:
+    def _route(self, path: str, query: str) -> None:
         server = self.server
         if match := API.fullmatch(path):
-            repo, revision = match.groups()
+            repo, what, revision = match.groups()
             if repo not in {name for name, _revision in server.shelves}:
                 raise Refusal(404, "RepoNotFound")
-            self._json({"id": repo} if revision is None else self._tree(self._shelf(repo, revision)))
+            if what is None:
+                self._json({"id": repo})
+            elif what == "tree":
+                self._json(self._tree(self._shelf(repo, revision)))
+            else:
+                self._json(self._here(self._shelf(repo, revision), query))
         elif match := FILE.fullmatch(path):
             repo, revision, file = match.groups()
             self._file(self._shelf(repo, revision), file)
@@ -272,6 +289,11 @@ class Handler(BaseHTTPRequestHandler):
                 entry["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": 0}
             entries.append(entry)
         return entries
+
+    def _here(self, shelf: Shelf, query: str) -> list[str]:
+        match = AFTER.fullmatch(query)
+        after = int(match.group(1)) if match else 0
+        return self.server.wait_for(shelf, lambda: shelf.here(after))
 
     def _file(self, shelf: Shelf, path: str) -> None:
         entry = self.server.wait_for(shelf, shelf.listing, "RevisionNotFound").get(path)

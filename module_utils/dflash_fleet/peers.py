@@ -3,7 +3,8 @@
 `plan` is made once for all hosts of a play. For each repository the hosts stand in a line: first the roots (hosts that
 have it, or else the first `seeds` of the list, which go to the hub), then those that want it. With a fan-out of 1 the
 line is a chain, each host behind the one before it; with 2 it is a binary tree, and so on. Every host passes a file on
-as soon as it has verified it, so with F files a chain of N hosts takes about (F + N) times one file.
+as soon as it has verified it, and the one behind it takes files in the order in which they come: with F files, W of
+which the first host fetches at once, a chain of N hosts takes about (F + W + N) times one file.
 
 A host that passes on to d others has 1/d of its link for each: a chain is best until it gets long (`best_fanout`).
 """
@@ -244,7 +245,7 @@ def _ensure(
                     address, token = stack.enter_context(serve_mirror(source, request))
                     workers = request.workers
                 nearby = dataclasses.replace(
-                    request, endpoint=address, token=token, workers=workers, attempts=1, xet=False, names=names
+                    request, endpoint=address, token=token, workers=workers, peer=True, xet=False, names=names
                 )
                 return {**snapshot.ensure(nearby, False, warn, progress), "source": source}
         except snapshot.SnapshotError as error:

@@ -83,7 +83,7 @@ class Request:
     directory_mode: int = 0o750
     timeout: float = 0  # seconds for the whole fetch; 0: no limit
     stall: float = 300  # seconds without a byte
-    attempts: int = hub_fetch.ATTEMPTS  # how often network trouble with a file is tried again
+    peer: bool = False  # the endpoint is another host of the fleet (peers.py), not a hub
     full: bool = False
     xet: bool = True
     tmpdir: str | None = None
@@ -525,7 +525,7 @@ class Client:
                 "allow": request.allow,
                 "ignore": request.ignore,
                 "workers": request.workers,
-                "attempts": request.attempts,
+                "peer": request.peer,
                 "stage": request.stage,
             }
         )

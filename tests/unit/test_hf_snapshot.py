@@ -580,7 +580,7 @@ def test_a_cause_further_down_counts() -> None:
 def test_xet_files_go_through_the_client_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Xet server can be had here: what is asked of the client is looked at."""
     settings = {"repo": REPO, "revision": COMMIT, "endpoint": "http://hub", "token": "", "stage": str(tmp_path)}
-    runner = hub_fetch.Runner({**settings, "allow": [], "ignore": [], "workers": 1, "attempts": 3})
+    runner = hub_fetch.Runner({**settings, "allow": [], "ignore": [], "workers": 1, "peer": False})
     answer = type("Metadata", (), {"xet_file_data": object(), "location": "http://hub/x"})()
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(runner, "metadata", lambda *_a, **_k: answer)

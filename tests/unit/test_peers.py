@@ -215,6 +215,8 @@ def test_server_without_a_real_token_does_not_start(tmp_path: Path) -> None:
         "/api/models/other/model",
         f"/api/models/{REPO}/tree/{OTHER}",
         f"/api/models/{REPO}/tree/main",
+        f"/api/models/{REPO}/here/{OTHER}",
+        f"/api/models/{REPO}/here",
         f"/{REPO}/resolve/{OTHER}/config.json",
         f"/other/model/resolve/{COMMIT}/config.json",
         f"{FILES_AT}/",
@@ -241,6 +243,18 @@ def test_nothing_else_than_the_files_of_the_revision(host: Host, path: str) -> N
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_nothing_but_reading(host: Host, method: str) -> None:
     assert host.ask(FILE, method)[0] == 501
+
+
+def test_what_is_here(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once where somebody knows none of it; held back, and then not yet, where there is nothing new."""
+    monkeypatch.setattr(peer_server, "HOLD_SECONDS", 0.2)
+    path = f"/api/models/{REPO}/here/{COMMIT}"
+    for query in ("", "?after=0", f"?after={len(FILES) - 1}", "?after=-1", "?after=x"):
+        status, body, _ = host.ask(path + query)
+        assert (status, sorted(json.loads(body))) == (200, sorted(FILES))
+    assert host.ask(f"{path}?after={len(FILES)}")[0] == 425
+    host.server.waits = False
+    assert host.ask(f"{path}?after={len(FILES)}")[0] == 404
 
 
 def test_link_in_the_folder_is_not_followed(host: Host) -> None:
@@ -337,21 +351,22 @@ def test_three_in_a_row_while_the_first_still_fetches(bench: Bench, tmp_path: Pa
     assert bench.hub.stats["bytes"] == SIZE
 
 
-def test_file_is_passed_on_before_the_others_are_there(bench: Bench, tmp_path: Path) -> None:
-    """A receiver has the first file while its peer still waits for the last one."""
-    bench.faults({"path": "model-00002", "do": "slow", "rate": 15_000})
+@pytest.mark.parametrize(("early", "late"), [("model-00001", "model-00002"), ("model-00002", "model-00001")])
+def test_file_is_passed_on_before_the_others_are_there(bench: Bench, tmp_path: Path, early: str, late: str) -> None:
+    """A receiver has one file while its peer still waits for the other one, in whichever order they come."""
+    bench.faults({"path": late, "do": "slow", "rate": 15_000})
     peer = Host(tmp_path / "a")
     first = threading.Thread(target=get, args=(bench, tmp_path / "a"))
     second = threading.Thread(target=get, args=(bench, tmp_path / "b", peer.url), kwargs={"hub": False})
     first.start()
     second.start()
-    early = tmp_path / "b/org--model" / f"{COMMIT}.partial" / "model-00001-of-00002.safetensors"
+    file = tmp_path / "b/org--model" / f"{COMMIT}.partial" / f"{early}-of-00002.safetensors"
     published = tmp_path / "a/org--model" / COMMIT
     deadline = time.monotonic() + 20
-    while not early.exists() and time.monotonic() < deadline:
+    while not file.exists() and time.monotonic() < deadline:
         assert not published.exists(), "the peer was done before it passed anything on"
         time.sleep(0.02)
-    assert early.exists()
+    assert file.exists()
     first.join(60)
     second.join(60)
     peer.stop()
