@@ -22,19 +22,24 @@ def conflicts(
 
 
 def headline(
-    attempts: list[dict[str, Any]], host: str, report: str = "", rung: dict[str, Any] | None = None
+    attempts: list[dict[str, Any]],
+    host: str,
+    report: str = "",
+    rung: dict[str, Any] | None = None,
+    back: list[dict[str, Any]] | None = None,
 ) -> list[str]:
-    """The person's text about the last attempt, line by line."""
-    last = attempts[-1]
-    if last["crash"]:
-        lines = diagnosis.headline(last["crash"], host=host, seconds=last["seconds"]).splitlines()
-    else:
-        lines = [f"{host}: {last['unit']} is not ready: {last['message'] or last['outcome']}"]
+    """The person's text about the last attempt, line by line; `back`: the return to the last good release."""
+    lines = diagnosis.answer_text(attempts[-1], host).splitlines()
     if report:
         lines.append(f"  report    {report}")
     if rung:
         step = f"rung {rung['number']} of {rung['of']}"
         lines.append(f"  now       {step}: {ladder.settings(rung['set'])} ({rung['cost']})")
+    if back and back[-1]["ready"]:
+        lines.append("  now       its last good release serves again")
+    elif back:
+        lines.append("  now       its last good release did not come back:")
+        lines += [f"    {line}" for line in diagnosis.answer_text(back[-1], host).splitlines()]
     return lines
 
 

@@ -309,26 +309,8 @@ def main():
     if graphs["asked"] and graphs["used"] is False:
         module.warn(f"{unit}: CUDA graphs were asked for, but its decode lines say 'cuda graph: False'")
     if result["finished"] and not result["ready"] and params["fail"] and not module.check_mode:
-        module.fail_json(msg=headline(result, params["label"] or socket.gethostname()), **result)
+        module.fail_json(msg=diagnosis.answer_text(result, params["label"] or socket.gethostname()), **result)
     module.exit_json(**result)
-
-
-def headline(result, host):
-    """What a person reads when the task fails."""
-    crash = result["crash"]
-    if crash is None:
-        return f"{host}: {result['reason'] or result['outcome']}"
-    text = diagnosis.headline(crash, host, result["seconds"])
-    if crash["verdict"] in ("crashed", "crashed_exit_zero", "startup_timeout"):
-        return text
-    # The journal does not show these; what was seen stands first, what the journal adds follows.
-    rows = [f"{host}: {result['unit']}: {result['reason']}", *text.splitlines()[1:]]
-    if len(rows) == 1:
-        rows.append(f"  cause     {crash['cause']}")
-        for remedy in crash["remedies"][:4]:
-            settings = ", ".join(f"{name}: {value}" for name, value in remedy.get("set", {}).items())
-            rows.append(f"  remedy    {settings or remedy.get('summary')}  {remedy.get('cost') or ''}".rstrip())
-    return "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -2277,6 +2277,22 @@ def headline(result: Mapping[str, Any], host: str = "", seconds: float | None = 
     return redact("\n".join(lines))
 
 
+def answer_text(answer: Mapping[str, Any], host: str) -> str:
+    """The same for what a wait has answered: its `unit`, `outcome`, `reason`, `seconds`, and `crash` where it has one."""
+    crash = answer["crash"]
+    why = answer["reason"] or answer["outcome"]
+    if not crash:
+        return redact(f"{host}: {answer['unit']} is not ready: {why}")
+    text = headline(crash, host, answer["seconds"])
+    if crash.get("verdict") in ("crashed", "crashed_exit_zero", "startup_timeout"):
+        return text
+    # The journal does not show these; what was seen stands first, what the journal adds follows.
+    rows = [f"{host}: {answer['unit']}: {why}", *text.splitlines()[1:]]
+    if len(rows) == 1:
+        rows += [f"  cause     {crash.get('cause')}", *_remedy_rows(crash.get("remedies") or [])]
+    return redact("\n".join(rows))
+
+
 def _when(result: Mapping[str, Any]) -> str:
     phase = result.get("phase")
     return {

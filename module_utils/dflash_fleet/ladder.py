@@ -32,7 +32,7 @@ def attempt(gate: Mapping[str, Any], resolved: Mapping[str, Any], taken: Sequenc
         "smoke": gate.get("smoke") or {},
         "crash": gate.get("crash") or {},
         "invocation_id": gate.get("invocation_id"),
-        "message": gate.get("msg"),
+        "reason": gate.get("reason"),
     }
 
 
@@ -200,20 +200,21 @@ def engine_text(engine: Mapping[str, Any]) -> str:
     return f"{engine.get('name', 'sglang')} {engine.get('version')}" + ("" if build in (None, "cuda") else f" {build}")
 
 
-def summary(attempts: Sequence[Attempt], rolled_back: bool = False) -> dict[str, Any]:
-    """The line of the final table for an instance that this run started."""
+def summary(attempts: Sequence[Attempt], back: Sequence[Attempt] = ()) -> dict[str, Any]:
+    """The line of the final table for an instance that this run started; `back`: the return after it."""
     last = attempts[-1]
     if last["ready"]:
         word = "degraded" if last["overrides"] else "serving"
     else:
-        word = "rolled back" if rolled_back else "failed"
+        word = "rolled back" if back and back[-1]["ready"] else "failed"
+    lost = back and not back[-1]["ready"]
     return {
         "engine": engine_text(last["engine"]),
         "profile": profile_text(last),
         "state": word,
         "seconds": last["seconds"] if last["ready"] else None,
         "accept_length": last["smoke"].get("accept_length"),
-        "note": note(attempts),
+        "note": note(attempts) + (f"; its last good release did not come back: {note(back)}" if lost else ""),
     }
 
 

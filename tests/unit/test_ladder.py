@@ -153,8 +153,17 @@ def test_summary_says_what_happened():
         "note": "cuda_graph_replay_failure in warmup, now sglang_cuda_graph: disabled",
     }
     assert ladder.summary([crashed()])["state"] == "failed"
-    assert ladder.summary([crashed()], rolled_back=True)["state"] == "rolled back"
+    assert ladder.summary([crashed()], [serving()])["state"] == "rolled back"
     assert ladder.summary([crashed()])["note"] == "crashed in warmup: cuda_graph_replay_failure"
+
+
+def test_summary_says_that_the_last_good_release_did_not_come_back():
+    gate = {"ready": False, "outcome": "stalled", "phase": "weights", "crash": None}
+    line = ladder.summary([crashed()], [ladder.attempt(gate, resolved(), [])])
+    assert line["state"] == "failed"
+    assert line["note"] == (
+        "crashed in warmup: cuda_graph_replay_failure; its last good release did not come back: stalled in weights"
+    )
 
 
 def test_degraded_text_is_loud_and_says_the_cost():

@@ -763,6 +763,7 @@ def test_module_says_what_no_journal_shows(host):
     first, second, *rest = result["msg"].splitlines()
     assert first.startswith("gpu-02: sglang-main-ep8.service: accept length 1.02 is below 1.1")
     assert second.split() == ["cause", "drafter_mismatch"]
+    assert rest[0].startswith("  remedies  ")
     assert result["crash"]["remedies"]
     assert len(rest) >= 1
 

@@ -5,6 +5,7 @@ Each test runs the advertised command against the scenario's two hosts. Those th
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -112,6 +113,34 @@ def test_a_killed_rank_ends_the_play_for_its_host_alone(moment, line, release):
     assert "rolled back" in output
     assert on.service(UNIT).is_running
     assert engine.release(on)["engine"]["version"] == "0.5.11"
+
+
+def rehearse(failures):
+    config = {"rehearsal_config": {"pace": 0.05, "failures": failures}}
+    controller.play(__file__, "rehearsal/prepare.yml", "-e", json.dumps(config))
+
+
+def test_a_last_good_release_that_does_not_come_back_is_told():
+    """Neither release loads any more; the host ends down, and a person learns of both."""
+    on = host(FIRST)
+    good = engine.state(on, "last_good.json")["release_id"]
+    rehearse([{"kind": "weights_corrupt"}])
+    try:
+        output = controller.deploy(__file__, "-e", "sglang_version=0.5.20", "-l", FIRST, rc=2)
+    finally:
+        rehearse([])
+    assert "its last good release did not come back:" in output
+    assert output.count("SafetensorError") >= 2
+    (row,) = re.findall(rf"^{FIRST} +main +sglang 0.5.20.* failed .*$", output, re.M)
+    assert "crashed in weights: " in row
+    assert "; its last good release did not come back: crashed in weights: " in row
+    starts = engine.sudo(on, "cat /var/lib/sglang/main/state/starts.jsonl").splitlines()
+    assert [json.loads(line)["outcome"] for line in starts[-2:]] == ["crashed", "crashed"]
+    assert json.loads(starts[-1])["release_id"] == good == engine.state(on, "last_good.json")["release_id"]
+    assert not on.service(UNIT).is_running
+
+    controller.deploy(__file__)
+    assert on.service(UNIT).is_running
 
 
 def test_an_unreachable_host_is_reported_and_the_others_go_on():
