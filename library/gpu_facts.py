@@ -78,8 +78,10 @@ options:
         description: Oldest CUDA version that the driver must offer.
         type: str
         default: "13.0"
-      python_headers:
-        description: Minor version of Python whose headers must be there. Empty where an interpreter brings its own.
+      venv_python:
+        description: >-
+          Minor version of the host's own Python that environments are made from, whose headers must be there too. Empty
+          where an interpreter is brought along, or is not one of the system's.
         type: str
         default: ""
       min_python:
@@ -293,7 +295,7 @@ def argument_spec() -> dict[str, Any]:
                 "min_free_gb": {"type": "float", "default": 20},
                 "min_driver": {"type": "str", "default": "580"},
                 "min_cuda": {"type": "str", "default": "13.0"},
-                "python_headers": {"type": "str", "default": ""},
+                "venv_python": {"type": "str", "default": ""},
                 "min_python": {"type": "str", "default": ""},
                 "foreign_memory_mib": {"type": "int", "default": 512},
                 "driver_pending": {"type": "bool", "default": False},

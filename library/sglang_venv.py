@@ -57,8 +57,8 @@ options:
     default: /usr/bin/python3
   archive:
     description:
-      - Archive (tar) with an interpreter for hosts whose own is too old - a path on the controller, or an address that
-        the controller fetches it from, once. It takes the place of O(python).
+      - Archive (tar) with an interpreter for hosts whose own does not suit - a path on the controller, or an address
+        that the controller fetches it from, once. It takes the place of O(python).
     type: str
     default: ""
   archive_sha256:

@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "min_driver": MIN_DRIVER,
     "min_cuda": MIN_CUDA,
     "min_python": "",
-    "python_headers": "",
+    "venv_python": "",
     "foreign_memory_mib": 512,
     # The driver is about to be installed: what it will mend is no reason to stop.
     "driver_pending": False,
@@ -172,16 +172,21 @@ def check_runtime(facts: Mapping[str, Any], wanted: Mapping[str, Any], builds: I
     running = (facts.get("python") or {}).get("version")
     newest = max([*versions, *([running] if running else [])], key=version, default=None)
     least = str(wanted["min_python"] or python_needed(wanted["instances"]))
-    rows.append(
-        row(
-            "python",
-            "pass" if at_least(newest, least) else "fail",
-            ", ".join(versions) or running or "none",
-            f">= {least}",
+    own = str(wanted["venv_python"])
+    status, expected, remedy = "pass", f">= {least}", ""
+    if not at_least(newest, least):
+        status = "fail"
+        remedy = (
             f"install Python {least} or later, bring one along (sglang_venv_python_archive), or choose an"
-            f" sglang_version that runs on {newest}",
+            f" sglang_version that runs on {newest}"
         )
-    )
+    elif own and own not in versions and set(builds) & {"cuda", "cpu"}:
+        status, expected = "warn", own
+        remedy = (
+            f"environments are made from Python {own}: set sglang_venv_python_version to one that the host has, if"
+            " there is a lock for it, or bring one along (sglang_venv_python_archive)"
+        )
+    rows.append(row("python", status, ", ".join(versions) or running or "none", expected, remedy))
     return rows
 
 
@@ -587,7 +592,7 @@ def check_toolchain(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> list
     """Compilers, headers and the CUDA toolkit: without them an engine dies when it first meets a kernel to compile."""
     tools = facts.get("build_tools") or {}
     missing = [name for name, key in (("gcc", "cc"), ("g++", "cxx")) if not tools.get(key)]
-    python = str(wanted["python_headers"])
+    python = str(wanted["venv_python"])
     if python and python not in (tools.get("python_headers") or []):
         missing.append(f"Python.h of {python}")
     rows = [

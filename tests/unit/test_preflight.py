@@ -465,6 +465,28 @@ def test_the_fleet_as_markdown_escapes_its_cells() -> None:
     assert "| pass | system | Debian \\| 12 | Debian or Ubuntu |" in text
 
 
+@pytest.mark.parametrize(
+    ("build", "own", "versions", "status"),
+    [
+        ("cuda", "3.11", ["3.11"], "pass"),
+        ("cuda", "3.11", ["3.13", "3.11"], "pass"),
+        ("cuda", "3.11", ["3.13"], "warn"),  # Debian 13
+        ("cpu", "3.11", ["3.12"], "warn"),
+        ("cuda", "", ["3.13"], "pass"),  # one is brought along
+        ("rehearsal", "3.11", ["3.13"], "pass"),  # runs on any
+        ("cuda", "3.11", ["3.10"], "fail"),
+    ],
+)
+def test_python_that_environments_are_made_from(build: str, own: str, versions: list[str], status: str) -> None:
+    found = facts(python_versions=[{"version": one, "path": f"/usr/bin/python{one}"} for one in versions])
+    found["python"] = {"version": versions[0]}
+    instances = [{**one, "engine": {**one["engine"], "build": build}} for one in WANTED["instances"]]
+    entry = check(found, instances=instances, venv_python=own, min_python="3.11")["python"]
+    assert entry["status"] == status
+    assert ("sglang_venv_python_version" in entry["remedy"]) == (status == "warn")
+    assert ("sglang_venv_python_archive" in entry["remedy"]) == (status != "pass")
+
+
 # --- what kernels are compiled with ----------------------------------------------------------------------------------
 
 
@@ -479,7 +501,7 @@ def test_the_fleet_as_markdown_escapes_its_cells() -> None:
     ],
 )
 def test_compilers(tools: dict[str, Any], headers: str, status: str, found: str) -> None:
-    entry = check(facts(build_tools={**facts()["build_tools"], **tools}), python_headers=headers)["compilers"]
+    entry = check(facts(build_tools={**facts()["build_tools"], **tools}), venv_python=headers)["compilers"]
     assert (entry["status"], entry["found"]) == (status, found)
     assert ("sglang_venv_packages" in entry["remedy"]) == (status == "warn")
 
