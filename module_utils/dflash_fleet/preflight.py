@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from . import state as statefiles
+from . import words
 
 GB = 1_000_000_000  # disks are sold and models listed in powers of ten
 _MIB = 1024 * 1024
@@ -85,13 +86,6 @@ def version(text: str | None) -> tuple[int, ...]:
 def at_least(found: str | None, least: str) -> bool:
     """Whether a dotted version is not older than another."""
     return bool(found) and version(found) >= version(least)
-
-
-def gigabytes(size: float | None) -> str:
-    """Bytes as a person reads them."""
-    if size is None:
-        return "unknown"
-    return f"{size / GB:.1f} GB" if size < 100 * GB else f"{size / GB:.0f} GB"
 
 
 def check_host(facts: Mapping[str, Any], requirements: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -259,13 +253,13 @@ def check_disk(facts: Mapping[str, Any], wanted: Mapping[str, Any], builds: Iter
     free, inodes = place.get("free_bytes"), place.get("free_inodes")
     missing, names, files = missing_bytes(facts, wanted, builds)
     margin = float(wanted["min_free_gb"]) * GB
-    what = f"{gigabytes(missing)} for {', '.join(names)}, and " if names else ""
+    what = f"{words.size(missing)} for {', '.join(names)}, and " if names else ""
     rows = [
         row(
             "disk",
             "pass" if free is not None and free >= missing + margin else "fail",
-            f"{gigabytes(free)} free in {root}",
-            f"{gigabytes(missing + margin)}: {what}{gigabytes(margin)} margin",
+            f"{words.size(free)} free in {root}",
+            f"{words.size(missing + margin)}: {what}{words.size(margin)} margin",
             "free some space, put sglang_root on a larger disk, or lower gpu_host_min_free_gb",
         )
     ]
@@ -567,7 +561,7 @@ def shm_row(facts: Mapping[str, Any]) -> dict[str, str]:
     return row(
         "/dev/shm",
         status,
-        gigabytes(total),
+        words.size(total),
         f">= {SHM_WANTED_GB} GB",
         "NCCL and the engine share memory there: mount -o remount,size=50% /dev/shm, and the same in /etc/fstab",
     )
@@ -749,13 +743,13 @@ def grouped(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def fleet_tally(report: Mapping[str, Any]) -> str:
     """`3 hosts: 1 fails, 2 pass`."""
     statuses = [host["status"] for host in report["hosts"].values()]
-    words = {
+    forms = {
         "fail": ("fails", "fail"),
         "warn": ("passes with warnings", "pass with warnings"),
         "pass": ("passes", "pass"),
     }
     parts = [
-        f"{statuses.count(status)} {words[status][statuses.count(status) != 1]}"
+        f"{statuses.count(status)} {forms[status][statuses.count(status) != 1]}"
         for status in ("fail", "warn", "pass")
         if statuses.count(status)
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import state
+from . import state, words
 
 GB = 1_000_000_000
 
@@ -65,14 +65,6 @@ def model_bytes(name: str, revision: str, models: Mapping[str, Any], sizes_gb: M
         return None
 
 
-def gigabytes(count: float | None) -> str:
-    """`6.5 GB`, `610 GB`, `not known`."""
-    if count is None:
-        return "not known"
-    amount = count / GB
-    return f"{amount:.0f} GB" if amount >= 20 else f"{amount:.1f} GB" if amount >= 0.1 else f"{count / 1e6:.1f} MB"
-
-
 def _repositories(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(what, repository, revision) of target and drafter."""
     found = [("weights", str(result["model"]["name"]), str(result["model"]["revision"]))]
@@ -92,7 +84,7 @@ def memory(result: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
         total = model_bytes(name, revision, host.get("models") or {}, host.get("sizes") or {})
         over = parallel["tp"] if what == "drafter" else share
         weights = None if weights is None or total is None else weights + total / over
-        parts.append(f"{what} {'not known' if total is None else 'about ' + gigabytes(total / over)}")
+        parts.append(f"{what} {'not known' if total is None else 'about ' + words.size(total / over)}")
     token = kv_bytes_per_token(result, host.get("models") or {})
     if token is None:
         parts.append("KV pool not known")
@@ -100,7 +92,7 @@ def memory(result: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
         text = f"KV pool {token} bytes a token"
         context = option(result, "--context-length")
         if context and str(context).isdigit():
-            text += f" ({gigabytes(token * int(context))} for one context of {context})"
+            text += f" ({words.size(token * int(context))} for one context of {context})"
         parts.append(text)
     fraction = option(result, "--mem-fraction-static")
     where = "on each GPU" if result["gpus"] else "on the host, each rank"
@@ -123,11 +115,11 @@ def _fit(
         return [f"NOT ENOUGH: {len(gpus)} GPUs on the host, {result['gpus']} wanted"]
     least = min(mine)
     if weights is None:
-        return [f"GPUs of {gigabytes(least)}"]
+        return [f"GPUs of {words.size(least)}"]
     room = least * (fraction or 1) - weights
     if room <= 0:
-        return [f"NOT ENOUGH: {gigabytes(weights)} of weights on GPUs of {gigabytes(least)}"]
-    left = f"GPUs of {gigabytes(least)}: {'' if fraction else 'at most '}{gigabytes(room)} left for the KV pool"
+        return [f"NOT ENOUGH: {words.size(weights)} of weights on GPUs of {words.size(least)}"]
+    left = f"GPUs of {words.size(least)}: {'' if fraction else 'at most '}{words.size(room)} left for the KV pool"
     return [left + (f", {room / token:.0f} tokens" if token else "")]
 
 
@@ -151,10 +143,10 @@ def disk(result: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
         coming.append((f"environment of SGLang {engine['version']}", None if size is None else int(float(size) * GB)))
     if not coming:
         return ["nothing to fetch"] if host.get("asked") else []
-    listed = ", ".join(f"{what} {gigabytes(size)}" for what, size in coming)
+    listed = ", ".join(f"{what} {words.size(size)}" for what, size in coming)
     needed = sum(size for _, size in coming if size is not None)
     lines = [f"{'needs' if host.get('asked') else 'takes'} {listed}"]
     free = host.get("free_bytes")
     if free is not None and needed > free:
-        lines.append(f"NOT ENOUGH: {gigabytes(free)} free, {gigabytes(needed)} needed")
+        lines.append(f"NOT ENOUGH: {words.size(free)} free, {words.size(needed)} needed")
     return lines

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units, as disks are sold and `df -H` shows them: `610 GB`, `6.1 GB`."""
+def size(count: float | None) -> str:
+    """Bytes in decimal units, as disks are sold and `df -H` shows them: `610 GB`, `6.1 GB`; None is `not known`."""
+    if count is None:
+        return "not known"
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 10 else f"{count:.1f} {unit}"

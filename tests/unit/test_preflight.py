@@ -172,7 +172,7 @@ def test_a_good_host_passes_everything() -> None:
         (
             {"filesystems": {"/var/lib/sglang": {"free_bytes": 2e12}, "/dev/shm": {"total_bytes": 64e6}}},
             "/dev/shm",
-            "0.1 GB",
+            "64 MB",
             "remount",
         ),
         (

@@ -35,7 +35,7 @@ def test_memory_of_a_gpu() -> None:
     line, fit = sizes.memory(resolved(context_length=131072, mem_fraction_static=0.9), HOST)
     assert fit == "memory of the GPUs: not asked"
     assert line == (
-        "on each GPU: weights about 76 GB, drafter about 0.8 GB, KV pool 73344 bytes a token (9.6 GB for one context "
+        "on each GPU: weights about 76 GB, drafter about 812 MB, KV pool 73344 bytes a token (9.6 GB for one context "
         "of 131072); weights and KV pool may take 90%"
     )
 
@@ -72,7 +72,7 @@ FITS = [
     pytest.param(
         {"mem_fraction_static": 0.9}, [96 * sizes.GB] * 8, "GPUs of 96 GB: 9.3 GB left for the KV pool", id="fits"
     ),
-    pytest.param({}, [96 * sizes.GB] * 8, "at most 18.9 GB left", id="share not set"),
+    pytest.param({}, [96 * sizes.GB] * 8, "at most 19 GB left", id="share not set"),
     pytest.param({}, [48 * sizes.GB] * 8, "NOT ENOUGH: 77 GB of weights on GPUs of 48 GB", id="too small"),
     pytest.param({}, [96 * sizes.GB] * 4, "NOT ENOUGH: 4 GPUs on the host, 8 wanted", id="too few"),
     pytest.param(
@@ -91,7 +91,7 @@ def test_memory_against_the_hosts_gpus(request_: dict[str, Any], gpus: list[int]
 
 def test_disk_says_what_is_missing_and_whether_it_fits() -> None:
     lines = sizes.disk(resolved(), {**HOST, "free_bytes": 100 * sizes.GB})
-    assert lines[0].startswith(f"needs {KIMI} 610 GB, {DRAFTER} 6.5 GB, environment of SGLang 0.5.20 15.0 GB")
+    assert lines[0].startswith(f"needs {KIMI} 610 GB, {DRAFTER} 6.5 GB, environment of SGLang 0.5.20 15 GB")
     assert lines[1] == "NOT ENOUGH: 100 GB free, 632 GB needed"
 
 
@@ -104,7 +104,7 @@ def test_what_is_there_is_not_fetched() -> None:
     }
     assert sizes.disk(resolved(), host) == ["nothing to fetch"]
     # What lies on the host counts before what the inventory says.
-    assert "weights about 0.6 GB" in sizes.memory(resolved(), host)[0]
+    assert "weights about 625 MB" in sizes.memory(resolved(), host)[0]
 
 
 def host(seconds: float) -> dict[str, Any]:

@@ -8,7 +8,15 @@ from dflash_fleet import words
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (488_234_778, "488 MB"), (6.1e9, "6.1 GB"), (2e12, "2.0 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1500, "1.5 kB"),
+        (488_234_778, "488 MB"),
+        (6.1e9, "6.1 GB"),
+        (2e12, "2.0 TB"),
+        (None, "not known"),
+    ],
 )
 def test_size(count, text):
     assert words.size(count) == text
