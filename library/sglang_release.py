@@ -485,7 +485,7 @@ class Switch:
         again = 3
         while time.monotonic() < deadline:
             now = self.show(self.unit)
-            if now["InvocationID"] not in ("", before):
+            if now["InvocationID"] not in ("", before) and not self.is_leaving():
                 return now["InvocationID"]
             # An engine that ends by a signal is failed for a moment; our start's job still waits then.
             if now["ActiveState"] == "failed" and now.get("Job", "0") in ("", "0"):
@@ -499,6 +499,11 @@ class Switch:
             msg=f"{self.unit} was not started within {START_LIMIT} s: the engine before it does not leave "
             "(systemctl list-jobs shows what is waited for)"
         )
+
+    def is_leaving(self) -> bool:
+        """A start by Restart= that came a moment before ours is stopped by it first."""
+        jobs = self.systemctl("list-jobs", "--no-legend", "--no-pager", self.unit, check=False)
+        return any(word in ("stop", "restart") for word in jobs.split())
 
     def prunable(self, identity: str, standby: list[str]) -> list[Path]:
         """The oldest releases beyond the number kept; those on standby are not counted."""

@@ -21,6 +21,8 @@ case $1 in
 show) echo ActiveState=$(cat {0}/active 2>/dev/null || echo inactive); echo SubState=running; echo UnitFileState=enabled
       echo LoadState=loaded; echo InvocationID=$(cat {0}/invocation 2>/dev/null) ;;
 list-units) cat {0}/running 2>/dev/null ;;
+list-jobs) if [ -e {0}/again ]; then rm {0}/again; echo ours > {0}/invocation; echo 7 unit restart running
+           else echo 7 unit start running; fi ;;
 *) echo "$@" >> {0}/asked
    if [ $1 = restart ]; then echo active > {0}/active; date +%N > {0}/invocation; fi ;;
 esac
@@ -86,6 +88,13 @@ def test_what_is_predicted_is_what_happens(host: state.Layout, call: Callable[..
     assert not host.unit_file(OTHER).exists()
     # The old engine is stopped before the new one is asked to start.
     assert asked(tmp_path).index(f"stop {OTHER}") < asked(tmp_path).index(f"restart --no-block {UNIT}")
+
+
+def test_a_start_by_systemd_that_ours_stops_first_is_not_ours(call: Callable[..., Any], tmp_path: Path) -> None:
+    """The engine had crashed, and Restart= came a moment before our job: that start ends before it has begun."""
+    (tmp_path / "again").touch()
+    result = call()
+    assert (tmp_path / "invocation").read_text().strip() == result["invocation_id"] == "ours"
 
 
 def test_an_unchanged_wish_changes_nothing(host: state.Layout, call: Callable[..., Any], tmp_path: Path) -> None:
