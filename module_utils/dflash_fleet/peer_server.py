@@ -45,7 +45,7 @@ FOLDER = "/run/dflash-fleet-peer"
 IDLE_SECONDS = 60
 TOO_EARLY = 425
 API = re.compile(r"/api/models/([^/]+/[^/]+?)(?:/(tree|here)/([0-9a-f]{40})/?)?")
-AFTER = re.compile(r"after=(\d+)")
+AFTER = re.compile(r"after=(\d{1,9})")
 FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)")
 RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
