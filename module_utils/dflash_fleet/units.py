@@ -488,13 +488,18 @@ def in_cgroup(pid: int, control_group: str, proc: str = "/proc") -> bool:
 _TITLE = re.compile(r"sglang::(\w+)")
 
 
-def process_state(pid: int, proc: str = "/proc") -> str:
-    """R, S, D, Z, ... or '' when it is gone."""
+def _stat(pid: int, proc: str) -> list[str]:
+    """Fields of proc_pid_stat(5) from the third on (the state), none when it is gone: a name may hold blanks."""
     try:
         with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-            return handle.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+            return handle.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def process_state(pid: int, proc: str = "/proc") -> str:
+    """R, S, D, Z, ... or '' when it is gone."""
+    return (_stat(pid, proc) or [""])[0]
 
 
 def alive(pid: int, proc: str = "/proc") -> bool:
@@ -516,13 +521,21 @@ def command_line(pid: int, proc: str = "/proc") -> str:
 
 
 def engine_workers(pids: Iterable[int], proc: str = "/proc") -> dict[int, str]:
-    """SGLang's own children among `pids`, by process title: {20413: 'scheduler_TP3_EP3', 20420: 'detokenizer'}."""
+    """SGLang's own children among `pids`, by process title: {20413: 'scheduler_TP3_EP3', 20420: 'detokenizer'}.
+
+    A copy that one of them has forked (to run a compiler, say) has its title, ends when it likes, and is none.
+    """
     found: dict[int, str] = {}
     for pid in pids:
         match = _TITLE.match(command_line(pid, proc))
-        if match:
+        if match and command_line(parent(pid, proc), proc) != match.string:
             found[pid] = match.group(1)
     return found
+
+
+def parent(pid: int, proc: str = "/proc") -> int:
+    """The parent's number, 0 when it is gone."""
+    return int((_stat(pid, proc) or ["", "0"])[1])
 
 
 def activity(pids: Iterable[int], proc: str = "/proc") -> int:
@@ -533,12 +546,10 @@ def activity(pids: Iterable[int], proc: str = "/proc") -> int:
     """
     total = 0
     for pid in pids:
-        try:
-            with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-                fields = handle.read().rpartition(")")[2].split()
-            total += int(fields[7]) + int(fields[9])  # minflt, majflt
-        except (OSError, IndexError, ValueError):
+        fields = _stat(pid, proc)
+        if not fields:
             continue
+        total += int(fields[7]) + int(fields[9])  # minflt, majflt
         try:
             with open(f"{proc}/{pid}/io", encoding="ascii") as handle:
                 for line in handle:
@@ -551,15 +562,9 @@ def activity(pids: Iterable[int], proc: str = "/proc") -> int:
 
 def session(pids: Iterable[int], leader: int, proc: str = "/proc") -> set[int]:
     """Those of `pids` that belong to the session of `leader` (setsid(2)), itself among them."""
-    found = set()
-    for pid in pids if leader > 0 else ():
-        try:
-            with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-                if int(handle.read().rpartition(")")[2].split()[3]) == leader:
-                    found.add(pid)
-        except (OSError, IndexError, ValueError):
-            continue
-    return found
+    if leader <= 0:
+        return set()
+    return {pid for pid in pids if _stat(pid, proc)[3:4] == [str(leader)]}
 
 
 _PIDFD_GETFD = 438  # the same number on every architecture; Linux 5.6

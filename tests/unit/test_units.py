@@ -294,12 +294,12 @@ def test_in_cgroup(tmp_path, lines, member):
     assert units.in_cgroup(6, f"/system.slice/{UNIT}", str(tmp_path)) is False
 
 
-def _process(root, pid, cmdline=b"", state="S", comm="python3", minflt=0, read=None):
+def _process(root, pid, cmdline=b"", state="S", comm="python3", minflt=0, read=None, parent=1):
     folder = root / str(pid)
     folder.mkdir()
     (folder / "cmdline").write_bytes(cmdline)
     (folder / "comm").write_text(comm + "\n")
-    fields = f"{pid} (we (ird) name) {state} 1 1 1 0 -1 0 {minflt} 0 3 0 " + "0 " * 30
+    fields = f"{pid} (we (ird) name) {state} {parent} 1 1 0 -1 0 {minflt} 0 3 0 " + "0 " * 30
     (folder / "stat").write_text(fields)
     if read is not None:
         (folder / "io").write_text(f"rchar: 1\nread_bytes: {read}\n")
@@ -317,6 +317,17 @@ def test_processes(tmp_path):
     assert units.command_line(3, proc) == "[sglang::schedul]"
     assert units.command_line(5, proc) == ""
     assert units.activity([2, 5], proc) == 10 + 3 + 2
+
+
+def test_a_copy_that_a_worker_has_forked_is_no_worker(tmp_path):
+    """It would count as a rank that died as soon as what it was forked for is done."""
+    _process(tmp_path, 1, b"python3\0-m\0sglang.launch_server\0")
+    _process(tmp_path, 2, b"sglang::data_parallel_controller\0")
+    _process(tmp_path, 3, b"sglang::scheduler_DP0_TP0\0", parent=2)
+    _process(tmp_path, 4, b"sglang::scheduler_DP0_TP0\0", parent=3)
+    _process(tmp_path, 5, b"sglang::scheduler_DP1_TP0\0", parent=99)  # its parent is gone
+    found = units.engine_workers([1, 2, 3, 4, 5], str(tmp_path))
+    assert found == {2: "data_parallel_controller", 3: "scheduler_DP0_TP0", 5: "scheduler_DP1_TP0"}
 
 
 def test_activity_moves_with_work_and_not_with_spinning():
