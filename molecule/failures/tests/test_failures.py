@@ -21,6 +21,12 @@ def host(name):
     return controller.scenario_host(__file__, name)
 
 
+def rehearse(failures, pace=0.05):
+    """Set what the hosts' rehearsal engines do from now on."""
+    config = {"rehearsal_config": {"pace": pace, "failures": failures}}
+    controller.play(__file__, "rehearsal/prepare.yml", "-e", json.dumps(config))
+
+
 def recap(output, name):
     """The counts of a host in Ansible's recap."""
     line = re.search(rf"^{name}\s+: (.*)$", output, re.M)
@@ -85,8 +91,7 @@ def wait_for_log(on, text, before, seconds=120):
 )
 def test_a_killed_rank_ends_the_play_for_its_host_alone(moment, line, release):
     on, other = host(FIRST), host(SECOND)
-    slow = '{"rehearsal_config": {"pace": 0.15, "failures": []}}'
-    controller.play(__file__, "rehearsal/prepare.yml", "-e", slow)
+    rehearse([], pace=0.15)
     before = engine.show(on, UNIT, "InvocationID")
     wanted = ("-e", f"sglang_version={release}", "-e", "sglang_wait_settle=20")
     run = controller.start(__file__, "deploy-dflash.yml", *wanted)
@@ -113,11 +118,6 @@ def test_a_killed_rank_ends_the_play_for_its_host_alone(moment, line, release):
     assert "rolled back" in output
     assert on.service(UNIT).is_running
     assert engine.release(on)["engine"]["version"] == "0.5.11"
-
-
-def rehearse(failures):
-    config = {"rehearsal_config": {"pace": 0.05, "failures": failures}}
-    controller.play(__file__, "rehearsal/prepare.yml", "-e", json.dumps(config))
 
 
 def test_a_last_good_release_that_does_not_come_back_is_told():
